@@ -67,8 +67,9 @@ class Agent:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from torch.distributed.launcher.api import launch_agent
 
-        worker = [sys.executable, "-I", "-S", str(Path(__file__).with_name("worker.py")), self._pipes.name]
-        launch_agent(self._configuration(), worker[0], [*worker[1:], *self._job.command])
+        Path(self._pipes.name, "command").write_text(json.dumps(self._job.command))
+        worker = str(Path(__file__).with_name("worker.py"))
+        launch_agent(self._configuration(), sys.executable, ["-I", "-S", worker, self._pipes.name])
 
     def _configuration(self) -> LaunchConfig:
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs

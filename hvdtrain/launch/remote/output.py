@@ -24,12 +24,14 @@ class Output:
         self._folder = Path(folder) if folder is not None else None
         self._files: dict[tuple[int, str], BinaryIO] = {}
         self._last: dict[int, collections.deque[bytes]] = {}
+        self._latest = -1
 
     def line(self, rank: int, kind: str, text: bytes) -> None:
         """A line of a rank; `kind` is `o` for stdout, `e` for stderr."""
         stream = sys.stdout if kind == "o" else sys.stderr
         stream.buffer.write(b"[%d] %s\n" % (rank, text))
         stream.buffer.flush()
+        self._latest = rank
         if kind == "e":
             self._last.setdefault(rank, collections.deque(maxlen=_LAST_LINES)).append(text)
         if self._folder is not None:
@@ -39,6 +41,8 @@ class Output:
 
     def repeat_stderr(self, rank: int) -> None:
         """Show a rank's last lines of stderr again, where other ranks' lines have come after them."""
+        if self._latest == rank:
+            return
         for text in self._last.get(rank, ()):
             sys.stderr.buffer.write(b"[%d] %s\n" % (rank, text))
         sys.stderr.buffer.flush()

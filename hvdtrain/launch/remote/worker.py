@@ -1,19 +1,23 @@
 """Becomes one rank: output into the agent's pipes, a life that ends with the agent's, then the command itself.
 
-Started by torchrun's agent as `python -I -S worker.py PIPES COMMAND...`; the standard library alone, quickly.
+Started by torchrun's agent as `python -I -S worker.py PIPES`; the standard library alone, quickly.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import sys
 
 
 def main() -> None:
-    """Never returns: the process becomes the command."""
-    pipes, command = sys.argv[1], sys.argv[2:]
+    """Never returns: the process becomes the command in the file PIPES/command."""
+    pipes = sys.argv[1]
+    # Not from our own arguments: torchrun's agent replaces `$$` and `${local_rank}` in those.
+    with open(f"{pipes}/command", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        command = json.load(file)
     local_rank = os.environ["LOCAL_RANK"]
     parent = os.getppid()
     # PR_SET_PDEATHSIG of prctl(2) is 1: an agent that is killed takes its ranks with it.
