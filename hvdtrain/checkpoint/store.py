@@ -55,9 +55,7 @@ class CheckpointStore:
         self.folder = Path(folder)
         self._keep = keep
         if self.folder.exists() and not self.folder.is_dir():
-            raise UserError(
-                f"{self.folder} is to be the folder of the checkpoints, but is a file: choose another --output"
-            )
+            raise UserError(f"{self.folder} is a file, but checkpoints need a folder there: choose another --output")
         for name in remove_leftovers(self.folder) if self.folder.is_dir() else []:
             logger.info("removed %s, left by a process that died while it saved", self.folder / name)
         self._record = BestRecord(self.folder, best)
