@@ -44,12 +44,6 @@ def check_together(config: Config, origins: Origins, ignore: Collection[str] = (
         "nccl carries CUDA tensors only, and device is cpu; use transport gloo, or device cuda",
     )
     check(
-        config.stall_abort_s < config.stall_warning_s,
-        ("stall_abort_s", "stall_warning_s"),
-        f"{config.stall_abort_s:g} is below stall_warning_s ({config.stall_warning_s:g}): the job would end before the "
-        "warning; make it larger",
-    )
-    check(
         config.lr.scaling != "none" and config.batch_size is None,
         ("lr", "batch_size"),
         f"scaling {config.lr.scaling} needs a batch size, and batch_size is null; use scaling none",

@@ -26,6 +26,7 @@ Mode = Literal["max", "min"]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+PositiveOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 TASK_PATTERN = r"^(?P<source>.+):(?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)$"
 
@@ -41,7 +42,7 @@ class OptimizerConfig(_Section):
     model_config = pydantic.ConfigDict(extra="allow")
 
     name: str = Field(default="SGD", description="Any class of torch.optim. Not used when the task has optimizer().")
-    lr: Positive | None = Field(
+    lr: PositiveOrZero | None = Field(
         default=0.05,
         description="Learning rate before scaling and warm-up; null: torch's default.",
     )
