@@ -15,7 +15,7 @@ from hvdtrain.launch.detect import Meeting, detect
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 @with_launch_flags
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, **flags: str | int | None) -> None:
+def command(ctx: click.Context, /, as_json: bool, **flags: str | int | None) -> None:
     """Show the launcher, rank and size that this process detects.
 
     Under a launcher every rank prints its own. A field that only a meeting of the ranks can tell is "unknown" here

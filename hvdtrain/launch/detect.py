@@ -267,7 +267,10 @@ def _from_row(environ: Mapping[str, str], row: Launcher) -> Detected:
             places["local_size"] = per_node[node_rank]
             places.setdefault("num_nodes", len(per_node))
     job = "/".join([row.name, *(environ[name] for name in row.job if environ.get(name))])
-    detected = Detected(row.name, job="" if job == row.name else job, **places)
+    detected = dataclasses.replace(
+        Detected(row.name, job="" if job == row.name else job),
+        **places,  # type: ignore[arg-type]
+    )
     if detected.size > 1:
         detected = dataclasses.replace(detected, meeting=_meeting(environ, detected))
     return _checked(detected)

@@ -85,7 +85,7 @@ def check_interface(name: str) -> None:
 
 
 def free_port(address: str = "") -> int:
-    """A TCP port that is free on this host now. Another process may take it before you do: bind port 0 where you can."""
+    """A TCP port that is free on this host now. Another process may take it first: bind port 0 where you can."""
     with listening_socket(0, address) as listener:
         return int(listener.getsockname()[1])
 

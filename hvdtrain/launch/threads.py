@@ -31,7 +31,8 @@ def user_threads(environ: Mapping[str, str]) -> int | None:
     """OMP_NUM_THREADS where the user set it.
 
     torchrun sets it to 1 for more than one rank per host where it is unset, and leaves no sign in its ranks. But the
-    torchrun process itself was started without it, which /proc tells; where that is not readable, a 1 counts as torchrun's.
+    torchrun process itself was started without it, which /proc tells; where that is not readable, a 1 counts as
+    torchrun's.
     """
     value = environ.get("OMP_NUM_THREADS", "").split(",")[0]
     if not value.isdigit() or int(value) < 1:
@@ -63,7 +64,7 @@ def choose_threads(
 
     Args:
         cpus: where this process may run; asked of the kernel if None.
-        local_cpus: the same for every rank of this host (`Rendezvous.local_cpus`); if None all are taken to share `cpus`.
+        local_cpus: the same for every rank of this host (`Rendezvous.local_cpus`); if None all of them share `cpus`.
     """
     chosen = user_threads(environ)
     if chosen is not None:
