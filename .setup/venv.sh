@@ -1,0 +1,104 @@
+# shellcheck shell=bash
+# Sourced by examples/mnist/run.sh and tests/run.sh from the top folder of the repository: makes .venv and keeps it up to date.
+
+# The release that the tests run with. It is installed on its own and first: with the range of pyproject.toml alone pip
+# would take the newest release, on x86 with gigabytes of CUDA libraries.
+TORCH_VERSION=2.13.0
+TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+
+say() { printf '== %s\n' "$*"; }
+
+fail() {
+    printf 'error: %s\n' "$*" >&2
+    exit 2
+}
+
+# require_packages WHAT-FOR PACKAGE... : the packages are missing. Root on Debian or Ubuntu: says so and installs them.
+# Anyone else: prints the line that does it, and ends.
+require_packages() {
+    local purpose=$1
+    shift
+    command -v apt-get >/dev/null || fail "$purpose: this machine lacks what Debian calls: $*. Install it and run this again."
+    if [ "$(id -u)" -ne 0 ]; then
+        printf 'error: %s needs system packages that are missing. Install them and run this again:\n\n' "$purpose" >&2
+        printf '    sudo apt-get update && sudo apt-get install -y %s\n\n' "$*" >&2
+        exit 2
+    fi
+    say "$purpose: installing system packages with apt-get: $*"
+    apt-get update -qq || fail "apt-get update failed, see above"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" ||
+        fail "apt-get install failed, see above"
+}
+
+# Sets PYTHON to a Python of 3.10 or newer that can make virtual environments; PYTHON=/path/to/python chooses one.
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+            PYTHON=$candidate
+            # Debian leaves ensurepip out of python3; without it `python3 -m venv` fails half-way.
+            "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || require_packages "the virtual environment" "$(venv_package)"
+            return
+        fi
+    done
+    if command -v python3 >/dev/null; then
+        fail "$(command -v python3) is $(python3 --version 2>&1); 3.10 or newer is needed. Another one: PYTHON=/path/to/python3 bash $0"
+    fi
+    require_packages "Python" python3 python3-venv
+    PYTHON=python3
+}
+
+venv_package() {
+    if [ "$(command -v "$PYTHON")" = "$(command -v python3)" ]; then
+        echo python3-venv
+    else
+        "$PYTHON" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
+    fi
+}
+
+has_gpu() { [ -e /dev/nvidia0 ] || [ -e /dev/kfd ] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; }
+
+install_torch() {
+    local wanted="torch==$TORCH_VERSION"
+    python -c "import importlib.metadata as m; raise SystemExit(m.version('torch').split('+')[0] != '$TORCH_VERSION')" \
+        2>/dev/null && return
+    if ! has_gpu && ! pip install --dry-run --no-deps "$wanted" 2>/dev/null | grep -q '+cpu'; then
+        say "installing $wanted (no GPU seen: its CPU build, about 200 MB)"
+        pip install --quiet --retries 1 --timeout 20 --index-url "$TORCH_CPU_INDEX" "$wanted" && return
+        say "the CPU build could not be had, see above; taking the one that pip's index has"
+    fi
+    say "installing $wanted"
+    pip install --quiet "$wanted" || fail "torch could not be installed, see above"
+}
+
+pip() { python -m pip --disable-pip-version-check "$@"; }
+
+# ensure_venv EXTRAS : makes .venv, if need be, installs torch and this package with the extras ("" or "dev,horovod"),
+# and puts .venv first in PATH. Does nothing when that was done for this pyproject.toml, this torch and this folder.
+ensure_venv() {
+    local extras=$1 python=.venv/bin/python stamp wanted
+    find_python
+    wanted=$({
+        cat pyproject.toml "${BASH_SOURCE[0]}"
+        pwd -P
+        "$PYTHON" -VV
+    } | sha256sum)
+    stamp=.venv/.ready-${extras:-plain}
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
+        # A half-made environment, one of another folder (its scripts name their Python by path) or another Python.
+        if [ "$(cat .venv/.made-for 2>/dev/null)" != "$(pwd -P) $("$PYTHON" -VV)" ]; then
+            say "making the virtual environment .venv with $("$PYTHON" --version)"
+            rm -rf .venv
+            "$PYTHON" -m venv .venv || fail "the virtual environment could not be made, see above"
+            echo "$(pwd -P) $("$PYTHON" -VV)" >.venv/.made-for
+        fi
+        PATH=$PWD/.venv/bin:$PATH
+        install_torch
+        say "installing hvdtrain${extras:+ with what $extras need}"
+        pip install --quiet -e ".${extras:+[$extras]}" || fail "hvdtrain could not be installed, see above"
+        echo "$wanted" >"$stamp"
+    fi
+    PATH=$PWD/.venv/bin:$PATH
+    export PATH
+    "$python" -c '' || fail "$python does not start; remove .venv and run this again"
+}

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Sets up .venv, if need be, and trains the MNIST example with two processes on native DDP. The data is in the repository.
+#
+#     bash examples/mnist/run.sh [options of `hvdtrain train`, such as --set epochs=2]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=.setup/venv.sh
+. .setup/venv.sh
+ensure_venv ""
+
+# A folder of its own for each run: a folder that holds checkpoints is not trained into without --resume.
+number=1
+while [ -e "runs/mnist-$number" ]; do number=$((number + 1)); done
+
+say "training examples/mnist/ddp.yaml with two processes; results go to runs/mnist-$number"
+status=0
+python -m torch.distributed.run --standalone --nproc_per_node 2 -m hvdtrain train examples/mnist/ddp.yaml \
+    --output "runs/mnist-$number" "$@" || status=$?
+if [ "$status" -ne 0 ]; then
+    printf 'error: the training ended with status %s, see above\n' "$status" >&2
+    exit "$status"
+fi
+say "done. In runs/mnist-$number: summary.json (accuracy, speed), metrics.jsonl, checkpoints/, tensorboard/"

@@ -1,0 +1,57 @@
+"""The lines of the 0.28.1 release that a current torch, cmake or Python needs changed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from hvdtrain.errors import UserError
+
+# The two files set the standard, each for what comes after: the second one overrides the first for torch's extension.
+_STANDARD_FILES = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
+_STANDARD_LINE = re.compile(r"^(\s*set\(CMAKE_CXX_STANDARD) 14\)", re.MULTILINE)
+
+# Python 3.12 has no distutils; the replacement is in the standard library of every Python that we support.
+_DISTUTILS = "from distutils.sysconfig import get_python_inc; print(get_python_inc())"
+_SYSCONFIG = "import sysconfig; print(sysconfig.get_path('include'))"
+
+# js_run is imported by horovodrun at its start, whatever the cluster.
+_JS_RUN = "horovod/runner/js_run.py"
+_FIND_EXECUTABLE = "from distutils.spawn import find_executable"
+_WHICH = "from shutil import which as find_executable"
+
+
+def patch_source(folder: Path, cxx_standard: int) -> list[str]:
+    """Change an unpacked release in place so that it builds for the installed torch.
+
+    Args:
+        folder: the unpacked release, where its setup.py is.
+        cxx_standard: the C++ standard to build with; 14 leaves the release's own.
+
+    Returns:
+        One line per change: what was changed, in which file.
+
+    Raises:
+        UserError: a line to change is not there, so this is not the release that the recipe knows.
+    """
+    changes = []
+    for name in _STANDARD_FILES:
+        text = (folder / name).read_text(encoding="utf-8")
+        text, count = _STANDARD_LINE.subn(rf"\g<1> {cxx_standard})", text)
+        if count != 1:
+            raise UserError(
+                f"{folder / name}: found {count} lines `set(CMAKE_CXX_STANDARD 14)`, expected one: "
+                "this is not Horovod 0.28.1 as released. Delete the cached source and fetch it again."
+            )
+        (folder / name).write_text(text, encoding="utf-8")
+        changes.append(f"{name}: C++{cxx_standard} instead of C++14")
+    for name, old, new in (
+        ("horovod/torch/CMakeLists.txt", _DISTUTILS, _SYSCONFIG),
+        (_JS_RUN, _FIND_EXECUTABLE, _WHICH),
+    ):
+        text = (folder / name).read_text(encoding="utf-8")
+        if old not in text:
+            raise UserError(f"{folder / name}: no `{old}`: this is not Horovod 0.28.1 as released.")
+        (folder / name).write_text(text.replace(old, new), encoding="utf-8")
+        changes.append(f"{name}: without distutils")
+    return changes

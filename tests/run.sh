@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Sets up everything that the tests need (system packages when root, saying so; .venv; Horovod) and runs all checks.
+#
+#     bash tests/run.sh
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=.setup/venv.sh
+. .setup/venv.sh
+
+missing=()
+need() { command -v "$1" >/dev/null || missing+=("$2"); }
+need c++ g++
+need make make
+need cmake cmake
+need mpicxx libopenmpi-dev
+need mpirun openmpi-bin
+need ssh openssh-client
+# Debian keeps it where only root's PATH looks.
+PATH=$PATH:/usr/sbin:/sbin need sshd openssh-server
+PATH=$PATH:/usr/sbin:/sbin need ip iproute2
+need shellcheck shellcheck
+find_python
+"$PYTHON" -c 'import pathlib, sysconfig; raise SystemExit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' ||
+    missing+=("$("$PYTHON" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
+[ ${#missing[@]} -eq 0 ] || require_packages "the tests" "${missing[@]}"
+
+ensure_venv dev,horovod
+
+say "Horovod"
+hvdtrain build-horovod
+
+say "style and types"
+ruff check .
+ruff format --check .
+mypy
+git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck -x
+
+say "tests"
+python -m pytest tests/unit
+python -m pytest tests/multiprocess
+say "all checks passed"
