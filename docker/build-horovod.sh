@@ -9,6 +9,9 @@ for wheel in /wheelhouse/horovod-*.whl; do
         exit 0
     fi
 done
+apt-get update
+DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+    build-essential cmake libopenmpi-dev openmpi-bin python3-dev
 touch /src/hvdtrain/__init__.py
 # The source release may lie in the wheelhouse; pip looks there before, and without an index only there.
 export PIP_FIND_LINKS=/wheelhouse
@@ -16,4 +19,4 @@ for source in /wheelhouse/horovod-*.tar.gz; do
     if [ -e "$source" ]; then export PIP_NO_INDEX=1; fi
 done
 cd /src
-exec /opt/hvdtrain/bin/python -m hvdtrain.cli.build_horovod --wheel-only "$out"
+exec /opt/hvdtrain/bin/python -c "from hvdtrain.cli.build_horovod import command; command()" --wheel-only "$out"

@@ -7,17 +7,15 @@
 ARG DDP_IMAGE=hvdtrain:ddp
 ARG BUILD_IMAGE=hvdtrain:build
 
-# The environment with torch's headers, and the compilers. BUILD_IMAGE is ddp.Dockerfile's stage `dependencies`.
+# The environment with torch's headers: ddp.Dockerfile's stage `dependencies`. Without a finished wheel in the
+# wheelhouse the script installs compilers and builds one; what hvdtrain needs for that, and no more, is copied, so that
+# other changes do not compile Horovod anew.
 FROM ${BUILD_IMAGE} AS horovod
-RUN apt-get update \
-    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        build-essential cmake libopenmpi-dev openmpi-bin python3-dev \
-    && rm -rf /var/lib/apt/lists/*
 COPY docker/wheelhouse /wheelhouse
+COPY docker/build-horovod.sh /src/
 COPY hvdtrain/errors.py /src/hvdtrain/
 COPY hvdtrain/horovod_build /src/hvdtrain/horovod_build
 COPY hvdtrain/cli/__init__.py hvdtrain/cli/build_horovod.py /src/hvdtrain/cli/
-COPY docker/build-horovod.sh /src/
 RUN sh /src/build-horovod.sh /wheels
 
 FROM ${DDP_IMAGE}
