@@ -6,9 +6,8 @@ import logging
 import sys
 from typing import TextIO
 
-from tqdm import tqdm
-
 from hvdtrain.launch.world import World
+from hvdtrain.metrics.bar import OneLineBar
 
 _NAME = "hvdtrain"
 # Rank 0, which shares the terminal, may have its bar on this line; it draws it again below ours.
@@ -71,7 +70,7 @@ class _LineHandler(logging.Handler):
             line = self.format(record) + "\n"
             if self._over_bar and stream.isatty():
                 line = _CLEAR_LINE + line
-            with tqdm.external_write_mode(file=stream):
+            with OneLineBar.external_write_mode(file=stream):
                 stream.write(line)
                 stream.flush()
         except Exception:

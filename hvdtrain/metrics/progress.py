@@ -9,16 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from tqdm import tqdm
+from hvdtrain.metrics.bar import OneLineBar
 
 _REDRAW_EVERY_S = 0.2
 # Of a terminal that does not tell its width; tqdm would take 0 columns for its word and show nothing.
 _DEFAULT_COLUMNS = 100
-
-
-class _Bar(tqdm):  # type: ignore[type-arg]
-    # tqdm's watcher thread helps slow loops look alive; a thread is not worth it beside forked data-loader workers.
-    monitor_interval = 0
 
 
 class Progress:
@@ -53,9 +48,9 @@ class Progress:
         self._last_line_s = float("-inf")
         self._start_s = time.monotonic()
         self._paused_s = 0.0
-        self._bar: _Bar | None = None
+        self._bar: OneLineBar | None = None
         if enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":
-            self._bar = _Bar(
+            self._bar = OneLineBar(
                 total=total_steps,
                 initial=first_step,
                 file=self._stream,
@@ -139,7 +134,7 @@ class Progress:
         self.close()
 
     def _say(self, text: str) -> None:
-        with tqdm.external_write_mode(file=self._stream):
+        with OneLineBar.external_write_mode(file=self._stream):
             self._stream.write(text + "\n")
             self._stream.flush()
 
@@ -157,7 +152,7 @@ class Progress:
         epoch = f"epoch {_of(self._epoch + 1, self._num_epochs)}"
         if self._total is None:
             return f"{epoch}  step {{n_fmt}}{doing or self._values()}  {{elapsed}} so far"
-        return f"{epoch}  step {{n_fmt}}/{{total_fmt}} |{{bar:20}}|{doing or self._values() + '  {remaining} left'}"
+        return f"{epoch}  step {{n_fmt}}/{{total_fmt}} |{{bar:10}}|{doing or self._values() + '  {remaining} left'}"
 
     def _place(self) -> str:
         return f"epoch {_of(self._epoch + 1, self._num_epochs)}  step {_of(self._step, self._total)}"

@@ -10,6 +10,7 @@ import time
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from hvdtrain.errors import TrainingFailed
 from hvdtrain.metrics import MetricsWriter
 from hvdtrain.metrics import writer as writer_module
 
@@ -203,3 +204,13 @@ def test_a_failure_in_the_block_still_writes(tmp_path):
     with pytest.raises(KeyError):
         fail()
     assert [line["step"] for line in lines(tmp_path)] == [1]
+
+
+def test_a_full_disk_is_named_and_close_still_works(tmp_path):
+    writer = MetricsWriter(tmp_path, resume_step=None)
+    writer._lines.close()
+    writer._lines = open("/dev/full", "ab", buffering=0)  # noqa: SIM115, PTH123
+    log(writer, 1)
+    with pytest.raises(TrainingFailed, match=r"cannot write .*metrics\.jsonl: No space left on device; [\d,]+ bytes"):
+        writer.flush()
+    writer.close()
