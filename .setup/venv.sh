@@ -24,11 +24,11 @@ install_missing() {
     command -v apt-get >/dev/null ||
         fail "$purpose: this machine lacks what Debian calls: ${missing[*]}. Install it and run this again."
     if [ "$(id -u)" -ne 0 ]; then
-        printf 'error: %s needs system packages that are missing. Install them and run this again:\n\n' "$purpose" >&2
+        printf 'error: system packages are missing for %s. Install them and run this again:\n\n' "$purpose" >&2
         printf '    sudo apt-get update && sudo apt-get install -y --no-install-recommends %s\n\n' "${missing[*]}" >&2
         exit 2
     fi
-    say "$purpose: installing system packages with apt-get: ${missing[*]}"
+    say "installing system packages for $purpose with apt-get: ${missing[*]}"
     apt-get update -qq || fail "apt-get update failed, see above"
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
         fail "apt-get install failed, see above"

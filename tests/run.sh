@@ -31,7 +31,9 @@ say "style and types"
 ruff check .
 ruff format --check .
 mypy
-git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck -x
+mapfile -t scripts < <(find .ci .setup docker examples tests -type f -exec \
+    awk 'FNR == 1 && /^#! ?\/(usr\/)?bin\/(env )?(ba|da)?sh|^# shellcheck shell=/ { print FILENAME }' {} +)
+shellcheck -x "${scripts[@]}"
 
 say "tests"
 python -m pytest tests/unit
