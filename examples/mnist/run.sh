@@ -6,6 +6,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=.setup/venv.sh
 . .setup/venv.sh
+find_python
+install_missing "Python"
 ensure_venv ""
 
 # A folder of its own for each run: a folder that holds checkpoints is not trained into without --resume.

@@ -24,6 +24,8 @@ from hvdtrain.failure.stop import StopSignals
 from hvdtrain.failure.wire import Channel, ProtocolError
 from hvdtrain.launch.world import World
 
+# How long rank 0 waits for the others' goodbyes when its own work is done.
+LAST_OUT_LIMIT_S = 5.0
 HUB_KEY = "hvdtrain/failure/hub"
 LOOPBACK = ("localhost", "127.", "::1")
 
@@ -156,6 +158,9 @@ class Guard:
         ranks should have agreed (a barrier) that all are done. Bounded; harmless when repeated."""
         if not self._running or os.getpid() != self._pid:
             return
+        if self._hub is not None:
+            # Rank 0 is the last to leave, so that it can still tell of the others.
+            self._hub.await_goodbyes(LAST_OUT_LIMIT_S)
         self._running = False
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._uncaught and self._excepthook_before is not None:
@@ -251,13 +256,8 @@ class Guard:
                 "started": me.started,
             }
             store.set(HUB_KEY, json.dumps(contact))
-            address = self._root_address if loopback else "127.0.0.1"
-        else:
-            contact = self._read_contact(store)
-            address = self._root_address
-        channel = self._greet(address, int(contact["port"]), str(contact["token"]), me)
-        root = Identity(0, str(contact["host"]), int(contact["pid"]), int(contact["started"]))
-        return (None if self.world.is_root else root), channel
+            return None, self._greet(self._root_address if loopback else "127.0.0.1", lambda: contact, me)[1]
+        return self._greet(self._root_address, lambda: self._read_contact(store), me)
 
     def _read_contact(self, store: Store) -> dict[str, Any]:
         try:
@@ -268,11 +268,17 @@ class Guard:
                 f"({type(error).__name__}: {error}). Rank 0 has not started or has died: see its output"
             ) from error
 
-    def _greet(self, address: str, port: int, token: str, me: Identity) -> Channel:
+    def _greet(
+        self, address: str, read_contact: Callable[[], dict[str, Any]], me: Identity
+    ) -> tuple[Identity, Channel]:
         until = time.monotonic() + self._connect_limit_s
         while True:
+            # Read again each time: the store may still hold what an earlier job or guard wrote.
+            contact = read_contact()
+            port = int(contact["port"])
             try:
-                return self._try_greet(address, port, token, me, until)
+                channel = self._try_greet(address, port, str(contact["token"]), me, until)
+                return Identity(0, str(contact["host"]), int(contact["pid"]), int(contact["started"])), channel
             except (OSError, ProtocolError) as error:
                 if time.monotonic() > until:
                     raise LaunchError(

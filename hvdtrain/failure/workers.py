@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import signal
+import time
+from pathlib import Path
 
 # prctl(2): the signal that this process gets when its parent's thread ends.
 _PR_SET_PDEATHSIG = 1
+# A file in memory, found by this name among a worker's descriptors, into which it writes its stack on SIGUSR2.
+_STACK_FILE = "hvdtrain-worker-stack"
+_STACK_WAIT_S = 0.2
 
 
 def init_worker(worker_id: int = 0) -> None:
@@ -21,6 +28,7 @@ def init_worker(worker_id: int = 0) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
+    _offer_stack()
 
 
 def die_with_parent() -> None:
@@ -35,3 +43,39 @@ def die_with_parent() -> None:
     # It may have died before the call above: then no signal will come any more.
     if parent is not None and not parent.is_alive():
         os._exit(1)
+
+
+def worker_stacks() -> str:
+    """The Python stacks of this process's data-loader workers (those that ran `init_worker`), innermost call first."""
+    import psutil
+
+    files: dict[int, Path] = {}
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            path = _stack_file(process.pid)
+            if path is not None:
+                files[process.pid] = path
+    for pid in files:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGUSR2)
+    if files:
+        time.sleep(_STACK_WAIT_S)
+    parts = []
+    for pid, path in files.items():
+        with contextlib.suppress(OSError):
+            stack = path.read_text(errors="replace").rpartition("(most recent call first):")[2].strip("\n")
+            parts.append(f"  data-loader worker, pid {pid} (most recent call first):\n{stack}")
+    return "\n".join(parts)
+
+
+def _offer_stack() -> None:
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+        faulthandler.register(signal.SIGUSR2, file=os.memfd_create(_STACK_FILE), all_threads=False, chain=False)
+
+
+def _stack_file(pid: int) -> Path | None:
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            if str(path.readlink()).startswith(f"/memfd:{_STACK_FILE}"):
+                return path
+    return None
