@@ -1,8 +1,14 @@
 #!/bin/sh
-# Inside the build stage of horovod.Dockerfile: put a Horovod wheel for the installed torch into a folder.
+# Inside the build stage of horovod.Dockerfile: put a Horovod wheel for the installed torch, and mpi4py, into a folder.
 set -eu
 out=$1
 mkdir -p "$out"
+# Hands rank 0's address to the others where mpirun starts the ddp backend and nobody set MASTER_ADDR.
+mpi4py=mpi4py==4.1.2
+for wheel in /wheelhouse/mpi4py-*.whl; do
+    if [ -e "$wheel" ]; then cp "$wheel" "$out/"; fi
+done
+ls "$out"/mpi4py-*.whl >/dev/null 2>&1 || /opt/hvdtrain/bin/pip download -q --no-deps -d "$out" "$mpi4py"
 for wheel in /wheelhouse/horovod-*.whl; do
     if [ -e "$wheel" ]; then
         cp "$wheel" "$out/"
