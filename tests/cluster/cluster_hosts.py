@@ -279,7 +279,7 @@ class Namespaces(Hosts):
     def host_environ(self, host: str) -> dict[str, str]:
         home = self.folder / "home" / host
         home.mkdir(parents=True, exist_ok=True)
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = f"{Path(sys.executable).parent}:{ROOT}/docker/ssh:{os.environ['PATH']}"
         return {**os.environ, "HOME": str(home), "HVDTRAIN_SSH_STATE": str(home / "ssh"), "PATH": path}
 
     def space(self, host: str) -> str:
