@@ -124,7 +124,7 @@ def network():
 @pytest.mark.parametrize("backend", ["ddp", "horovod"])
 @pytest.mark.parametrize(("user", "access"), [("root", "ro"), ("hvdtrain", "rw")])
 def test_the_original_layout(containers, network, tmp_path, user, access, backend):
-    """docker run -v FOLDER:/root/.ssh, sshd by hand, a launcher on the primary; the keys are another user's, mode 0644."""
+    """docker run -v FOLDER:/root/.ssh, sshd by hand, a launcher on the primary; the keys are another user's, 0644."""
     keys = tmp_path / "ssh"
     keys.mkdir(mode=0o755)
     subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "3072", "-N", "", "-f", keys / "id_rsa"], check=True)
