@@ -45,8 +45,9 @@ class Guard:
             with guard.operation("all_reduce 'loss'"):
                 ...
 
-    Leaving the block normally is `finish`; an exception is `fail`, which does not return. Enclose everything in it,
-    closing the process group too: peers must not see broken connections before they hear the reason.
+    Leaving the block normally is `finish`; an exception is `fail`, which does not return unless this process is alone.
+    Enclose everything in it, closing the process group too: peers must not see broken connections before they hear the
+    reason.
 
     Args:
         world: the place of this process.
@@ -184,8 +185,7 @@ class Guard:
         operation = self._watch.operation_of(error)
         failure = Failure.from_exception(error, self.world.rank, self.host, operation)
         if not self._exit_hard:
-            self._run_callback(failure)
-            self.finish()
+            self._finish_alone(failure)
             raise error
         self._end(failure)
 
@@ -197,9 +197,10 @@ class Guard:
         ending.report_failure(failure, self._on_failure)
         ending.leave(failure.exit_status)
 
-    def _run_callback(self, failure: Failure) -> None:
+    def _finish_alone(self, failure: Failure) -> None:
         if self._on_failure is not None:
             self._on_failure(failure)
+        self.finish()
 
     def __enter__(self) -> Guard:
         self.start()
@@ -210,8 +211,12 @@ class Guard:
     ) -> None:
         if error is None or isinstance(error, StopRequested) or os.getpid() != self._pid:
             self.finish()
-        else:
+        elif self._exit_hard:
             self.fail(error)
+        else:
+            # The error goes on to whoever called: a notebook, a test.
+            operation = self._watch.operation_of(error)
+            self._finish_alone(Failure.from_exception(error, self.world.rank, self.host, operation))
 
     # Ends that nobody announced
 
