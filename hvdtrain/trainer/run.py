@@ -52,7 +52,12 @@ def train(
     """
     backend = make_backend(config.backend, connect_options(config, flags), hvd)
     with backend:
-        return _Job(config, backend).run(resume)
+        return train_on(backend, config, resume=resume)
+
+
+def train_on(backend: Backend, config: Config, *, resume: str = "none") -> int:
+    """Train the job over a connection that is there already, which stays open. Collective. As `train`."""
+    return _Job(config, backend).run(resume)
 
 
 def connect_options(config: Config, flags: ManualFlags | None = None) -> ConnectOptions:
