@@ -10,6 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from hvdtrain.backends import Backend, ConnectOptions, Replica, make_backend
 from hvdtrain.checkpoint import BestRule, CheckpointStore
 from hvdtrain.config import Config
