@@ -14,7 +14,7 @@ ensure_venv ""
 number=1
 while [ -e "runs/mnist-$number" ]; do number=$((number + 1)); done
 
-say "training examples/mnist/ddp.yaml with two processes; results go to runs/mnist-$number"
+say "training examples/mnist/ddp.yaml with two processes; results go to $PWD/runs/mnist-$number"
 status=0
 python -m torch.distributed.run --standalone --nproc_per_node 2 -m hvdtrain train examples/mnist/ddp.yaml \
     --output "runs/mnist-$number" "$@" || status=$?
@@ -22,4 +22,4 @@ if [ "$status" -ne 0 ]; then
     printf 'error: the training ended with status %s, see above\n' "$status" >&2
     exit "$status"
 fi
-say "done. In runs/mnist-$number: summary.json (accuracy, speed), metrics.jsonl, checkpoints/, tensorboard/"
+say "done. In $PWD/runs/mnist-$number: summary.json (accuracy, speed), metrics.jsonl, checkpoints/, tensorboard/"
