@@ -155,8 +155,8 @@ def probe(address: str, port: int, limit_s: float) -> str:
         return str(connection.getsockname()[0]).split("%")[0].removeprefix("::ffff:")
 
 
-def connect(address: str, port: int, deadline: Deadline, who: str) -> TCPStore:
-    """A client of the store that is known to accept connections on address:port.
+def connect(address: str, port: int, deadline: Deadline, who: str, handshake_s: float = HANDSHAKE_S) -> TCPStore:
+    """A client of the store on address:port, where something is known to accept connections.
 
     Raises:
         LaunchError: what answers there is not a store of torch.
@@ -166,7 +166,7 @@ def connect(address: str, port: int, deadline: Deadline, who: str) -> TCPStore:
 
     # The constructor waits without limit for a server that accepts and then stays silent: give it a thread.
     answer: queue.Queue[TCPStore | Exception] = queue.Queue()
-    limit_s = min(HANDSHAKE_S, max(1.0, deadline.left_s))
+    limit_s = min(handshake_s, max(1.0, deadline.left_s))
 
     def construct() -> None:
         try:
