@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from hvdtrain.doctor.finding import Finding, absent, fault, ok
 from hvdtrain.doctor.horovod_check import HorovodSeen
 from hvdtrain.doctor.torch_check import TorchSeen
-from hvdtrain.horovod_build.proof import PROOF_LIMIT_S, Proof, clean_environ, prove_gloo, prove_mpi
+from hvdtrain.horovod_build.proof import PROOF_LIMIT_S, Proof, clean_environ, prove_gloo, prove_mpi, what_failed
 from hvdtrain.horovod_build.run import run
 from hvdtrain.launch.network import loopback_interface
 
@@ -48,8 +48,7 @@ def prove_ddp(transport: str, environ: Mapping[str, str], limit_s: float = PROOF
         done = run(command, limit_s=limit_s, environ=environ, cwd=folder)
     if done.ok:
         return Proof(transport, True)
-    said = [line.strip() for line in done.stderr.splitlines() if "Error" in line]
-    return Proof(transport, False, said[-1] if said and done.status is not None else done.reason(limit_s))
+    return Proof(transport, False, what_failed(done, limit_s))
 
 
 def check_all_reduce(
@@ -82,12 +81,12 @@ def check_all_reduce(
         reason = "not installed" if horovod.folder is None else "does not load"
         yield absent("horovod gloo", f"not tried: Horovod {reason}")
         return
-    again = "hvdtrain build-horovod --force"
+    again = "see to the faults above first, if any; else hvdtrain build-horovod --force"
     if "gloo" in horovod.transports:
         yield _finding("horovod gloo", prove_gloo(environ, loopback_interface(), limit_s), again)
     if "mpi" in horovod.transports:
         if shutil.which("mpirun", path=environ.get("PATH", os.defpath)):
-            yield _finding("horovod mpi", prove_mpi(environ, limit_s), f"apt-get install -y openmpi-bin, or {again}")
+            yield _finding("horovod mpi", prove_mpi(environ, limit_s), again)
         else:
             yield absent("horovod mpi", "not tried: no mpirun", "apt-get install -y openmpi-bin")
 

@@ -236,3 +236,4 @@ def test_loopback_is_down():
     assert findings["loopback"]["status"] == "fault"
     assert findings["loopback"]["cure"].startswith("ip link set lo up")
     assert findings["ddp gloo"]["status"] == "fault"
+    assert "two-process all-reduce failed: " in findings["ddp gloo"]["found"]
