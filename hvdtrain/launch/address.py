@@ -107,5 +107,5 @@ def own_addresses(*, one_host: bool, interface: str, towards: str | None = None)
         source = source_address(target) if target else None
         if source and not is_loopback(source):
             first.append(source)
-    rest = [address for addresses in present.values() for address in addresses if not address.startswith("fe80:")]
+    rest = [address for addresses in present.values() for address in addresses]
     return [*dict.fromkeys([*first, *(a for a in rest if not is_loopback(a))]), "127.0.0.1"]

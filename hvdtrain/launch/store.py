@@ -77,13 +77,14 @@ def resolve(host: str, deadline: Deadline, who: str) -> list[str]:
             return sorted(addresses, key=lambda address: ":" in address)
         except (OSError, UnicodeError) as error:
             unknown = not isinstance(error, socket.gaierror) or error.errno != socket.EAI_AGAIN
+            reason = getattr(error, "strerror", None) or str(error)
             if deadline.over or (unknown and time.monotonic() - started > UNKNOWN_NAME_S):
                 raise LaunchError(
                     f"{who} on host {socket.gethostname()}: the name {host} of rank 0's host does not resolve "
-                    f"({error}). Check the spelling, or use the IP address"
+                    f"({reason}). Check the spelling, or use the IP address"
                 ) from None
             if not noted:
-                log.warning("%s: the name %s does not resolve yet (%s); trying again", who, host, error)
+                log.warning("%s: the name %s does not resolve yet; trying again", who, host)
                 noted = True
             backoff.sleep(deadline)
 

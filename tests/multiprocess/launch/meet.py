@@ -10,6 +10,18 @@ from hvdtrain.errors import HvdtrainError
 from hvdtrain.launch import ManualFlags, choose_device, detect, open_rendezvous, set_threads
 
 
+def exchange_through_file(value: bytes | None) -> bytes:
+    """Stands for a backend that is connected already (Horovod over MPI): hands rank 0's bytes to everybody."""
+    path = Path(os.environ["EXCHANGE_FILE"])
+    if value is not None:
+        path.with_suffix(".new").write_bytes(value)
+        path.with_suffix(".new").rename(path)
+    limit = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return path.read_bytes()
+
+
 def main() -> int:
     flags = ManualFlags(**json.loads(os.environ.get("FLAGS", "{}")))
     time.sleep(float(os.environ.get("LATE_S", "0")))
@@ -20,6 +32,7 @@ def main() -> int:
                 detected,
                 interface=os.environ.get("INTERFACE", "auto"),
                 timeout_s=float(os.environ.get("TIMEOUT_S", "60")),
+                backend_exchange=exchange_through_file if "EXCHANGE_FILE" in os.environ else None,
             )
             world = rendezvous.world
             rendezvous.prefix("mine").set(f"key{world.rank}", f"{meeting}")
@@ -38,6 +51,7 @@ def main() -> int:
                 "texts": texts,
                 "keys": [rendezvous.prefix("mine").get(f"key{rank}").decode() for rank in range(world.size)],
                 "interface": rendezvous.interface,
+                "hosts": len({peer.host_id for peer in rendezvous.peers}),
                 "address": rendezvous.address,
                 "port": rendezvous.port,
                 "device": device,
