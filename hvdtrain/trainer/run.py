@@ -112,9 +112,10 @@ class Job:
         best = config.checkpoint.best
         rule = None if best is None else BestRule(best.metric, best.mode)
         # The root looks before anything is built or written: a wrong flag must cost nothing.
-        store = None
-        if self._is_root:
-            store = CheckpointStore(self._output / "checkpoints", keep=config.checkpoint.keep, best=rule)
+        store = on_root(
+            backend,
+            lambda: CheckpointStore(self._output / "checkpoints", keep=config.checkpoint.keep, best=rule),
+        )
         found = on_root(backend, lambda: None if store is None else store.find(resume))
         on_root(backend, self._prepare_output)
         self._started = True
@@ -137,6 +138,10 @@ class Job:
         replica.broadcast_state()
         on_cuda = backend.device.type == "cuda"
         feed = Feed(task, config, backend.world, vote=lambda ballot: vote(backend, ballot), pin_memory=on_cuda)
+        feed.check_lengths(backend.all_gather_object)
+        evaluation = Evaluation(task, config, backend)
+        if rule is not None and not evaluation.is_possible:
+            raise config.error("checkpoint.best", "the task has no eval_dataset() and metrics() to find the best by")
         total_steps = _total_steps(config, feed)
         scheduler = _scheduler(task, config, optimizer, total_steps)
         precision = Precision(
@@ -144,15 +149,12 @@ class Job:
         )
         # From here on the ranks' random numbers differ: dropout must not drop the same units everywhere.
         seed_all(derived_seed(config.seed, backend.world.rank, 0))
-        saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position)
+        loop = Loop(task, config, backend, replica, precision, scheduler, self._position)
+        saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position, loop)
+        # Nothing of the user's is built after this: it might draw random numbers.
         resumed = saving.resume(found)
         self._check_resume(resume, resumed)
-        evaluation = Evaluation(task, config, backend)
-        if rule is not None and not evaluation.is_possible:
-            raise config.error("checkpoint.best", "the task has no eval_dataset() and metrics() to find the best by")
-        loop = Loop(task, config, backend, replica, precision, scheduler, self._position)
         show = stack.enter_context(Show(config, backend, self._position, total_steps, resumed=resumed))
-        show.follow(optimizer)
         show.announce(model, learning_rate, total_steps)
         session = Session(config, backend, replica, feed, loop, evaluation, saving, precision, self._position, show)
         return Prepared(session, show, replica, precision, store)

@@ -72,24 +72,24 @@ class Session:
         position, every = self._position, self._config.checkpoint.every_steps
         self._show.start_epoch(position.epoch)
         source = self._feed.epoch(position.epoch, position.samples_in_epoch)
-        first_step = position.step
+        self._feed.warn_of_copies(source, self._backend.all_gather_object)
+        first_step, was_fresh = position.step, position.samples_in_epoch == 0
         for group, step in self._loop.steps(source):
             position.samples_in_epoch += self._feed.items_in_step(group, position.samples_in_epoch)
             self._show.step(step, source)
             ends_epoch = group.last_of_epoch
             if ends_epoch:
                 self._end_epoch()
-            if ends_epoch and self._evaluation_is_due():
-                self._evaluate()
-                if self._config.checkpoint.best is not None:
-                    self._save()
             if every is not None and position.step % every == 0 and self._saving.saved_step != position.step:
                 self._save()
             self.stopped = step.stop and not self._is_over()
             yield
             if self.stopped or ends_epoch or self._is_over():
                 return
-        if position.step == first_step:
+        if position.step == first_step and not was_fresh:
+            # Resumed by another number of ranks, for which what is left of the epoch makes no step.
+            self._end_epoch()
+        elif position.step == first_step:
             raise TrainingFailed(
                 f"epoch {position.epoch} had no step: "
                 + (
@@ -105,10 +105,9 @@ class Session:
         self._position.samples_in_epoch = 0
         self._feed.end_epoch()
         self._show.end_epoch()
-
-    def _evaluation_is_due(self) -> bool:
         every = self._config.eval.every_epochs
-        return every is not None and self._position.epoch % every == 0
+        if every is not None and self._position.epoch % every == 0:
+            self._evaluate()
 
     def _evaluate(self) -> None:
         if not self._evaluation.is_possible or self._evaluated_step == self._position.step:
@@ -117,6 +116,8 @@ class Session:
             self.metrics = self._evaluation.run(self._replica, self._precision)
         self._evaluated_step = self._position.step
         self._show.evaluated(self.metrics)
+        if self._saving.would_be_best(self.metrics):
+            self._save()
 
     def _save(self) -> None:
         with self._show.saving():
