@@ -26,6 +26,9 @@ from hvdtrain.launch.world import World
 
 # How long rank 0 waits for the others' goodbyes when its own work is done.
 LAST_OUT_LIMIT_S = 5.0
+# How long a port may refuse: rank 0 listens before it tells its address, so this only covers what an earlier job left
+# in the store.
+REFUSED_LIMIT_S = 10.0
 HUB_KEY = "hvdtrain/failure/hub"
 LOOPBACK = ("localhost", "127.", "::1")
 
@@ -277,6 +280,7 @@ class Guard:
         self, address: str, read_contact: Callable[[], dict[str, Any]], me: Identity
     ) -> tuple[Identity, Channel]:
         until = time.monotonic() + self._connect_limit_s
+        refused_until = time.monotonic() + REFUSED_LIMIT_S
         while True:
             # Read again each time: the store may still hold what an earlier job or guard wrote.
             contact = read_contact()
@@ -284,6 +288,13 @@ class Guard:
             try:
                 channel = self._try_greet(address, port, str(contact["token"]), me, until)
                 return Identity(0, str(contact["host"]), int(contact["pid"]), int(contact["started"])), channel
+            except ConnectionRefusedError as error:
+                if time.monotonic() > min(refused_until, until):
+                    raise LaunchError(
+                        f"rank {me.rank} on {me.host} reaches {address}, but nothing listens at port {port} any more: "
+                        f"rank 0 (pid {contact['pid']} on {contact['host']}) has died or ended early; see its output"
+                    ) from error
+                time.sleep(0.2)
             except (OSError, ProtocolError) as error:
                 if time.monotonic() > until:
                     raise LaunchError(

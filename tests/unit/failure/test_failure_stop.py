@@ -27,6 +27,10 @@ def test_the_first_signal_asks_for_a_stop(stop: StopSignals, number: int, capfd:
     assert stop.requested
     assert stop.reason == signal.Signals(number).name
     assert stop.read() == ""
+    assert stop.announce(delay_s=100.0) is True
+    assert capfd.readouterr().err == ""
+    assert stop.announce(delay_s=0.0) is False
+    assert stop.announce(delay_s=0.0) is False
     assert capfd.readouterr().err == (
         f"hvdtrain: rank 1 got {signal.Signals(number).name}: stopping at the next step boundary, "
         "then saving a checkpoint; a second signal ends at once\n"
@@ -39,6 +43,7 @@ def test_a_signal_and_its_echoes_are_one_request(stop: StopSignals, capfd: pytes
         os.kill(os.getpid(), number)
         assert stop.read() == ""
     assert stop.reason == "SIGINT"
+    stop.close()
     assert capfd.readouterr().err.count("\n") == 1
 
 
@@ -51,6 +56,16 @@ def test_the_same_signal_later_ends_at_once(stop: StopSignals, monkeypatch: pyte
     assert stop.read() == ""
     os.kill(os.getpid(), signal.SIGUSR1)
     assert stop.read() == "SIGUSR1"
+
+
+def test_the_signal_of_a_launcher_after_a_crash_promises_nothing(
+    stop: StopSignals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stop.hush()
+    os.kill(os.getpid(), signal.SIGTERM)
+    stop.announce(delay_s=0.0)
+    assert stop.requested
+    assert capfd.readouterr().err == ""
 
 
 def test_the_handlers_before_come_back() -> None:
