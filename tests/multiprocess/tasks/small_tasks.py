@@ -107,6 +107,11 @@ class Ranks(Linear):
         return Stream(self.values[hvdtrain.world().rank])
 
 
+class RanksNoise(Ranks):
+    def train_dataset(self):
+        return Stream(self.values[hvdtrain.world().rank], noise=1.0)
+
+
 class Resumable(Linear):
     def train_dataset(self):
         return ResumableStream(self.values)
@@ -279,7 +284,9 @@ class Noisy(Linear):
         return (NoisyStream if self.kind == "stream" else NoisyStreamWithState)(samples)
 
     def eval_dataset(self):
-        return NoisyValues(self._samples()[:7])
+        # Finished microbatches in both datasets, or in none.
+        samples = self._samples()
+        return NoisyValues(samples[:6].reshape(-1, 2, 3) if self.kind == "finished" else samples[:7])
 
     def metrics(self, model, batch):
         return {"loss": (model(batch).sum(), len(batch))}
