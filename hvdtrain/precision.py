@@ -83,9 +83,18 @@ class Precision:
         self._skipped_in_a_row = 0 if finite else self._skipped_in_a_row + 1
         self.skipped_steps += not finite
 
-    def check_progress(self, names: Callable[[], list[str]]) -> None:
-        """Raise TrainingFailed when only skipping is left; `names` tells the parameters at fault."""
+    def check_progress(self, names: Callable[[], list[str]], has_weight: bool = True) -> None:
+        """Raise TrainingFailed when only skipping is left; `names` tells the parameters at fault.
+
+        Args:
+            has_weight: False: the last step was left out because nothing in it had a weight.
+        """
         if self._skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            if not has_weight:
+                raise TrainingFailed(
+                    f"{self._skipped_in_a_row} steps in a row were left out, the last because every microbatch of "
+                    f"every rank had the weight 0. Check the weights that loss() returns"
+                )
             raise TrainingFailed(
                 f"{self._skipped_in_a_row} steps in a row had a gradient that is not finite; first at fault: "
                 f"{', '.join(names()[:3]) or 'the norm overflows'}. Lower the learning rate, clip (clip_norm), or look "

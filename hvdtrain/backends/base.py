@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import torch
 from torch import nn
 
-from hvdtrain.backends import signature, wire
+from hvdtrain.backends import signature, state, wire
 from hvdtrain.backends.group import Group
 from hvdtrain.backends.options import ConnectOptions, WrapOptions
 from hvdtrain.backends.replica import Replica
-from hvdtrain.errors import CollectiveError, ContractError, LaunchError, StopRequested
+from hvdtrain.errors import CollectiveError, ContractError, LaunchError, StopRequested, UserError
 from hvdtrain.failure import Failure, Guard
 from hvdtrain.launch import (
     Rendezvous,
@@ -38,20 +38,25 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """A collective that has been started; `wait()` returns its result and may be called once."""
+    """A collective that has been started; `wait()` returns its result."""
 
     def __init__(self, finish: Callable[[], T]) -> None:
-        self._finish = finish
+        self._finish: Callable[[], T] | None = finish
+        self._results: list[T] = []
 
     def wait(self) -> T:
-        """Block until the result is there. Not collective by itself: every rank has already joined in."""
-        return self._finish()
+        """Block until the result is there; again: the same result. Not collective: every rank has joined in already."""
+        if self._finish is not None:
+            self._results.append(self._finish())
+            self._finish = None
+        return self._results[0]
 
 
 class Backend(abc.ABC):
     """The connection of this process to the others. Use as a context manager, or `start()` and `close()`."""
 
     name: ClassVar[str]
+    compressions: ClassVar[tuple[str, ...]]
 
     def __init__(self, options: ConnectOptions | None = None) -> None:
         self.options = options or ConnectOptions()
@@ -59,12 +64,18 @@ class Backend(abc.ABC):
         self._rendezvous: Rendezvous | None = None
         self._guard: Guard | None = None
         self._device = torch.device("cpu")
+        self._connected = False
         self._replicas: list[Replica] = []
+        # Replicas that were ever made: Horovod matches gradients by name, and two models may use the same names.
+        self._num_wrapped = 0
+        self._groups: dict[tuple[int, ...], Group] = {}
 
     # ---- life ----
 
     def start(self) -> None:
         """Connect to the other ranks. Collective.
+
+        An error on one rank after the ranks have met ends the job, as an error inside the `with` block does.
 
         Raises:
             LaunchError: the launcher's variables are wrong, a peer is missing after `start_timeout_s`, the library
@@ -72,15 +83,18 @@ class Backend(abc.ABC):
             ContractError: called twice.
         """
         if self._state != "new":
-            raise ContractError(f"Backend.start() on a backend that is already {self._state}; make a new one")
-        self._rendezvous = rendezvous = self._meet(detect(os.environ, self.options.flags))
+            raise ContractError(f"start() on a backend that is already {self._state}; make a new one")
+        self._rendezvous = self._meet(detect(os.environ, self.options.flags))
+        try:
+            self._start(self._rendezvous)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self._state = "started"
+
+    def _start(self, rendezvous: Rendezvous) -> None:
         world = rendezvous.world
-        if not self.options.keep_threads:
-            set_threads(world, local_cpus=rendezvous.local_cpus)
-        export_interface(rendezvous.interface, override=self.options.network_interface != "auto")
-        self._device = choose_device(self.options.device, rendezvous, transport=self.options.transport)
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
+        # First of all, so that an error of one rank from here on reaches the others.
         self._guard = Guard(
             world,
             rendezvous.prefix("guard"),
@@ -92,26 +106,36 @@ class Backend(abc.ABC):
             handle_signals=self.options.handle_signals,
         )
         self._guard.start()
+        if not self.options.keep_threads:
+            set_threads(world, local_cpus=rendezvous.local_cpus)
+        export_interface(rendezvous.interface, override=self.options.network_interface != "auto")
+        self._device = choose_device(self.options.device, rendezvous, transport=self.options.transport)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
         with self._guard.operation(f"connecting {self.name}"):
             self._connect()
+        self._connected = True
         self._check_place()
         current.remember(world, os.environ)
-        self._state = "started"
 
     def close(self, failed: bool = False) -> None:
-        """Leave. Collective unless `failed`: then nothing is waited for. May be called twice."""
-        if self._state == "closed":
-            return
-        state, self._state = self._state, "closed"
-        for replica in self._replicas:
-            replica.close()
-        self._replicas.clear()
-        if state == "started" and not failed:
+        """Leave. Collective unless `failed`: then nothing is waited for. May be called twice.
+
+        Raises:
+            CollectiveError: another rank is in another collective; this backend stays open.
+        """
+        if self._state == "started" and not failed:
             with self.guard.operation("leaving"):
-                self._barrier(self.world_group)
-        if state == "started":
+                self._agree(signature.encode("close"), self.world_group)
+        if self._state == "started":
             current.forget(os.environ)
-            self._disconnect(failed)
+        self._state = "closed"
+        while self._replicas:
+            self._replicas.pop().close()
+        if self._connected:
+            self._connected = False
+            # Where nobody else is waited for, a failure is no reason to leave things behind in this process.
+            self._disconnect(failed and self.world.size > 1)
         # Last: until here a broken connection is explained by whoever broke it.
         if self._guard is not None:
             self._guard.finish()
@@ -123,12 +147,20 @@ class Backend(abc.ABC):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or isinstance(error, StopRequested) or self._guard is None:
-            self.close(failed=error is not None and not isinstance(error, StopRequested))
+        if error is not None and not isinstance(error, StopRequested):
+            self._fail(error)
             return
         try:
-            # Does not return where there are other ranks: they learn why, and all end. Alone, raises the error again.
-            self._guard.fail(error)
+            self.close()
+        except BaseException as broken:
+            self._fail(broken)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the other ranks and end with them: does not return. Alone: close; the caller lets the error go on."""
+        try:
+            if self._guard is not None and self._state != "closed":
+                self._guard.fail(error)
         finally:
             self.close(failed=True)
 
@@ -157,6 +189,7 @@ class Backend(abc.ABC):
     @property
     def device(self) -> torch.device:
         """The device of this rank."""
+        self._met()
         return self._device
 
     @property
@@ -196,34 +229,41 @@ class Backend(abc.ABC):
             CollectiveError: the ranks passed different lists.
         """
         self._require_started("group")
-        wanted = sorted(ranks)
+        # Compared before anything is refused: then all ranks refuse together.
+        lists = self.all_gather_object([int(rank) for rank in ranks])
+        if any(sorted(other) != sorted(lists[0]) for other in lists):
+            said = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(lists))
+            raise CollectiveError(f"group(): the ranks passed different lists: {said}")
+        wanted = tuple(sorted(lists[0]))
         if not wanted or len(set(wanted)) != len(wanted) or wanted[0] < 0 or wanted[-1] >= self.world.size:
-            raise ContractError(f"group(ranks={list(ranks)}): give distinct ranks from 0 to {self.world.size - 1}")
-        seen = self.all_gather_object(wanted)
-        if any(other != wanted for other in seen):
-            raise CollectiveError(f"group(): the ranks passed different lists: {dict(enumerate(seen))}")
-        with self.guard.operation(f"group {wanted}"):
-            return self._group(tuple(wanted))
+            raise ContractError(f"group(ranks={lists[0]}): give distinct ranks from 0 to {self.world.size - 1}")
+        if len(wanted) == self.world.size:
+            return self.world_group
+        if wanted not in self._groups:
+            with self.guard.operation(f"group {list(wanted)}"):
+                self._groups[wanted] = self._group(wanted)
+        return self._groups[wanted]
 
     def all_reduce(self, tensor: torch.Tensor, op: Op = "sum", group: Group | None = None) -> torch.Tensor:
         """Reduce over the ranks of `group` (all by default). Collective over the group.
 
         Args:
-            tensor: any shape (0-d too) and real dtype, the same on every rank; never modified. Bools count.
-            op: `mean` of integers and bools gives the default floating dtype; `sum` and `product` of bools give int64.
+            tensor: any shape (0-d too) and real dtype, the same on every rank; never modified.
+            op: sum | mean | min | max | product. Integers wrap around as torch's do. `mean` of integers and bools gives
+                the default floating dtype. Bools count as 0 and 1: `sum` and `product` give int64; `min` (all) and
+                `max` (any) give bools. 16-bit floats are reduced in float32 and rounded once.
 
         Returns:
             A new tensor of the same shape on the same device.
 
         Raises:
             CollectiveError: ranks disagree about call, shape, dtype or op.
-            ContractError: an unknown op or a dtype that has no order (complex).
+            ContractError: an unknown op; a complex, quantized or sparse tensor.
         """
         group = self._member("all_reduce", group)
         if op not in wire.OPS:
-            raise ContractError(f"all_reduce(op={op!r}): use one of {', '.join(wire.OPS)}")
-        if tensor.dtype not in wire.DTYPES or tensor.is_sparse:
-            raise ContractError(f"all_reduce: {tensor.dtype}, {tensor.layout} cannot be reduced; pass a dense real one")
+            raise ContractError(f"all_reduce(op={op!r}): choose one of {', '.join(wire.OPS)}")
+        _require_plain("all_reduce", tensor)
         with self.guard.operation(f"all_reduce {op}"):
             self._agree(signature.encode("all_reduce", tensor, op=op), group)
             carried = tensor.detach().to(wire.carried_dtype(tensor.dtype, op), copy=True).contiguous().reshape(-1)
@@ -240,21 +280,23 @@ class Backend(abc.ABC):
         At most one per `name` may be under way.
         """
         self._require_started("start_sum")
-        return Pending(self._start_sum(tensor, name))
+        return Pending(self._start_sum(tensor.detach().clone(), name))
 
     def all_gather(self, tensor: torch.Tensor, group: Group | None = None) -> torch.Tensor:
         """Concatenate the ranks' tensors along dim 0, in order of rank. Collective over the group.
 
-        Dim 0 may differ between ranks and may be 0; 0-d tensors count as shape (1,). The other sizes and the dtype
-        must agree (CollectiveError).
+        Dim 0 may differ between ranks and may be 0; 0-d tensors count as shape (1,). The input is not modified.
+
+        Raises:
+            CollectiveError: the ranks disagree about the call, the dtype or the sizes after dim 0.
+            ContractError: a complex, quantized or sparse tensor.
         """
         group = self._member("all_gather", group)
-        if tensor.dtype not in wire.DTYPES or tensor.is_sparse:
-            raise ContractError(f"all_gather: {tensor.dtype}, {tensor.layout} is not supported; pass a dense real one")
+        _require_plain("all_gather", tensor)
+        own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
         with self.guard.operation("all_gather"):
-            rows = self._agree(signature.encode("all_gather", tensor), group)
+            rows = self._agree(signature.encode("all_gather", own), group)
             sizes = signature.first_sizes(rows)
-            own = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
             row_shape = own.shape[1:]
             row_bytes = own.element_size() * row_shape.numel()
             gathered = self._all_gather_bytes(wire.to_bytes(own), [size * row_bytes for size in sizes], group)
@@ -264,10 +306,15 @@ class Backend(abc.ABC):
         """The root's tensor, as a new tensor on every rank. Collective over the group; shape and dtype must agree.
 
         Args:
-            root: the global rank whose values all receive; must be in the group (ContractError).
+            root: the global rank whose values all receive.
+
+        Raises:
+            CollectiveError: the ranks disagree about the call, the root, the shape or the dtype.
+            ContractError: a root outside the group; a complex, quantized or sparse tensor.
         """
         group = self._member("broadcast", group)
         self._check_root("broadcast", root, group)
+        _require_plain("broadcast", tensor)
         with self.guard.operation(f"broadcast from rank {root}"):
             self._agree(signature.encode("broadcast", tensor, root=root), group)
             received = self._broadcast_bytes(wire.to_bytes(tensor).clone(), root, group)
@@ -322,16 +369,36 @@ class Backend(abc.ABC):
 
         Args:
             compression: none | fp16, and bf16 | powersgd where the backend has them.
-            options: the fields of `WrapOptions` (find_unused_parameters, static_graph, bucket_mb, compile).
+            options: the fields of `WrapOptions` (find_unused_parameters, static_graph, bucket_mb, compile, ...).
 
         Raises:
-            ContractError: the model has no parameter that requires a gradient, or sits on another device.
+            ContractError: the model has no parameter that requires a gradient, sits on another device or is part of
+                another replica; the optimizer has parameters that the model has not.
             UserError: the backend has no such compression.
             CollectiveError: the ranks' models differ in names, shapes or dtypes.
         """
         self._require_started("wrap")
         wrap_options = dataclasses.replace(WrapOptions(compression=compression), **options)
+        if compression not in self.compressions:
+            raise UserError(self._no_compression(compression))
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._check_model(model, trained, optimizer)
+        shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in trained]
+        for rank, other in enumerate(self.all_gather_object(shapes)):
+            if other != shapes:
+                raise CollectiveError(
+                    f"wrap(): the models of rank {rank} and rank {self.world.rank} differ in trained parameters: "
+                    f"{', '.join(map(str, state.differences(shapes, other)))}; build the same model on every rank"
+                )
+        with self.guard.operation("wrap"):
+            replica = self._wrap(model, optimizer, wrap_options)
+        self._num_wrapped += 1
+        self._replicas.append(replica)
+        return replica
+
+    def _check_model(
+        self, model: nn.Module, trained: list[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer
+    ) -> None:
         if not trained:
             raise ContractError("wrap(): no parameter of the model requires a gradient; there is nothing to train")
         for name, parameter in trained:
@@ -340,19 +407,22 @@ class Backend(abc.ABC):
                     f"wrap(): parameter {name!r} is on {parameter.device}, this rank's device is {self.device}; "
                     f"call model.to(backend.device) before making the optimizer"
                 )
-        shapes = [(name, tuple(p.shape), str(p.dtype)) for name, p in trained]
-        seen = self.all_gather_object(shapes)
-        for rank, other in enumerate(seen):
-            if other != seen[0]:
-                missing = sorted(set(map(str, seen[0])) ^ set(map(str, other)))
-                raise CollectiveError(
-                    f"wrap(): the model of rank {rank} differs from rank 0's in trained parameters: {missing[:4]}; "
-                    f"build the same model on every rank"
+        replicas = [replica for replica in self._replicas if not replica.is_closed]
+        taken = {id(p) for replica in replicas for p in replica.bare_model.parameters() if p.requires_grad}
+        for name, parameter in trained:
+            if id(parameter) in taken:
+                raise ContractError(
+                    f"wrap(): parameter {name!r} is part of another replica; its gradient would be reduced twice. Wrap "
+                    f"a model once, or close() the first replica"
                 )
-        with self.guard.operation("wrap"):
-            replica = self._wrap(model, optimizer, wrap_options)
-        self._replicas.append(replica)
-        return replica
+        own = {id(p) for p in model.parameters()}
+        foreign = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+        if foreign:
+            raise ContractError(
+                f"wrap(): the optimizer has {len(foreign)} parameter(s) that the model has not (first: shape "
+                f"{list(foreign[0].shape)}); their gradients would not be reduced. Make the optimizer from this "
+                f"model's parameters, after model.to(...)"
+            )
 
     # ---- guards ----
 
@@ -387,6 +457,9 @@ class Backend(abc.ABC):
         if problem is not None:
             raise CollectiveError(problem)
         return rows
+
+    def _no_compression(self, compression: str) -> str:
+        return f"compression: {compression} with backend: {self.name}: choose one of {', '.join(self.compressions)}"
 
     def _check_place(self) -> None:
         rank, size = self._library_place()
@@ -442,10 +515,13 @@ class Backend(abc.ABC):
         """Broadcast a 1-d uint8 tensor that the hook may modify; the size is the same everywhere."""
 
     @abc.abstractmethod
-    def _barrier(self, group: Group) -> None: ...
-
-    @abc.abstractmethod
     def _wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, options: WrapOptions) -> Replica: ...
+
+
+def _require_plain(call: str, tensor: torch.Tensor) -> None:
+    if tensor.layout != torch.strided or tensor.dtype not in wire.DTYPES:
+        layout = "" if tensor.layout == torch.strided else f", {tensor.layout}"
+        raise ContractError(f"{call}(): a tensor of {tensor.dtype}{layout} cannot travel; pass a dense, real one")
 
 
 def _pickled(value: object, device: torch.device) -> torch.Tensor:

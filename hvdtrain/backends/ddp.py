@@ -7,7 +7,8 @@ import datetime
 import gc
 import inspect
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.ddp_compression import register_compression
-from hvdtrain.backends.entry import Entry
+from hvdtrain.backends.entry import Entry, sparse_parameters
 from hvdtrain.backends.group import Group
 from hvdtrain.backends.options import WrapOptions
 from hvdtrain.backends.replica import Replica, compiled
@@ -31,6 +32,7 @@ _OPS = {
 }
 # The library's own time-out comes after ours, so that our message (rank, operation, stack) is the one that is seen.
 _LIBRARY_GRACE_S = 120.0
+_WORKER_PAUSE_S = 0.05
 # Buffers stay local while training, as under Horovod; sync_buffers() equalises them when it matters. torch 2.13 gave
 # the option a new name.
 _LOCAL_BUFFERS: dict[str, Any] = {
@@ -44,6 +46,7 @@ class DdpBackend(Backend):
     """torch.distributed: nccl for CUDA tensors, gloo for CPU tensors (or MPI where torch was built with it)."""
 
     name: ClassVar[str] = "ddp"
+    compressions: ClassVar[tuple[str, ...]] = ("none", "fp16", "bf16", "powersgd")
     _world_group: Group | None = None
     _control: Any = None
 
@@ -96,8 +99,10 @@ class DdpBackend(Backend):
         if failed:
             return
         # gloo's worker thread frees the last work item and wants the GIL while the interpreter shuts down, which aborts
-        # the process now and then. With the DDP modules gone and collected before the group is destroyed it does not.
+        # the process now and then. It does not with the DDP modules collected before the group is destroyed; the pause
+        # lets the thread get done where the user still holds such a module.
         gc.collect()
+        time.sleep(_WORKER_PAUSE_S)
         dist.destroy_process_group()
 
     def _library_place(self) -> tuple[int, int]:
@@ -140,10 +145,6 @@ class DdpBackend(Backend):
             dist.broadcast(tensor, src=root, group=group.native)
         return tensor
 
-    def _barrier(self, group: Group) -> None:
-        # A reduction on the control group rather than dist.barrier(): that one picks a device of its own under NCCL.
-        dist.all_reduce(torch.zeros(1), group=self._control)
-
     def _wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, options: WrapOptions) -> Replica:
         return DdpReplica(self, model, optimizer, options)
 
@@ -154,7 +155,7 @@ class DdpReplica(Replica):
     def __init__(
         self, backend: DdpBackend, model: nn.Module, optimizer: torch.optim.Optimizer, options: WrapOptions
     ) -> None:
-        self._entry = Entry(compiled(model) if options.compile else model)
+        self._entry = Entry(compiled(model) if options.compile else model, sparse_parameters(model))
         on_cuda = backend.device.type == "cuda"
         self._ddp = DistributedDataParallel(
             self._entry,
@@ -169,8 +170,20 @@ class DdpReplica(Replica):
         register_compression(self._ddp, options.compression)
         super().__init__(backend, self._ddp, model, optimizer, options)
 
-    def _microbatch(self, index: int, count: int, communicates: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if communicates else self._ddp.no_sync()
+    @contextlib.contextmanager
+    def _microbatch(self, communicates: bool) -> Iterator[None]:
+        if not communicates:
+            with self._ddp.no_sync():
+                yield
+            return
+        self._entry.was_called = False
+        yield
+        if not self._entry.was_called:
+            # Nothing would be reduced, and nobody would say so.
+            raise ContractError(
+                f"rank {self._backend.world.rank}: the forward pass of the last microbatch did not go through "
+                f"replica.model; call that one (replica.bare_model is for evaluation)"
+            )
 
     def _without_data(self) -> None:
         # DDP reduces what a forward through it leads to; a backward on bare parameters would leave the others waiting.
@@ -192,12 +205,11 @@ class DdpReplica(Replica):
         if not unused:
             unused = [name for name, p in self.bare_model.named_parameters() if p.requires_grad and p.grad is None]
         return (
-            f"rank {self._backend.world.rank}: these parameters took no part in the loss of this step, so their "
+            f"rank {self._backend.world.rank}: these parameters took no part in the last loss of this step, so their "
             f"gradients (and those of their buckets) were not reduced: {', '.join(unused) or 'unknown'}. Set "
-            f"find_unused_parameters: true (backend ddp), or use every parameter in every step, or backend: horovod"
+            f"find_unused_parameters: true (backend ddp), or use every parameter in every loss, or backend: horovod"
         )
 
     def _close(self) -> None:
         # See DdpBackend._disconnect: the DDP module has to go before the process group.
-        self.model = self.bare_model
         del self._ddp, self._entry

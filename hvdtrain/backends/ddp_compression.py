@@ -3,7 +3,7 @@
 torch's own fp16 and bf16 hooks are not used: the bf16 one refuses gloo and neither manages sparse gradients.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: torch looks at the annotations of a hook and wants the classes themselves.
 
 from typing import Any
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -19,15 +18,17 @@ from torch import nn
 
 from hvdtrain.backends import horovod_launch
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.entry import sparse_parameters
 from hvdtrain.backends.group import Group
+from hvdtrain.backends.horovod_compression import compressor
 from hvdtrain.backends.options import ConnectOptions, WrapOptions
 from hvdtrain.backends.replica import Replica, compiled
-from hvdtrain.errors import LaunchError, UserError
+from hvdtrain.errors import ContractError, LaunchError, UserError
 from hvdtrain.horovod_build import explain_import_failure
 from hvdtrain.launch import Rendezvous, open_rendezvous
 
-# Several replicas in one process (GAN style) may have parameters of one name; Horovod matches tensors by name.
-_replica_numbers = itertools.count()
+# Backward passes until Horovod's hooks reduce, outside of the microbatch that communicates.
+_NOT_NOW = 2**31 - 1
 
 
 def import_horovod() -> ModuleType:
@@ -46,13 +47,15 @@ class HorovodBackend(Backend):
     """Horovod's collectives; gradients are reduced by its DistributedOptimizer."""
 
     name: ClassVar[str] = "horovod"
+    compressions: ClassVar[tuple[str, ...]] = ("none", "fp16")
 
     def __init__(self, options: ConnectOptions | None = None, hvd: ModuleType | None = None) -> None:
         super().__init__(options)
         self._is_real = hvd is None
         self._hvd: Any = import_horovod() if hvd is None else hvd
         self._server: Any = None
-        self._groups: dict[tuple[int, ...], Group] = {}
+        self._met_over_mpi = False
+        self._environ_before: dict[str, str] = {}
 
     @property
     def transport(self) -> str:
@@ -69,8 +72,9 @@ class HorovodBackend(Backend):
     def _meet(self, detected: Any) -> Rendezvous:
         def exchange(payload: bytes | None) -> bytes:
             # Over MPI Horovod itself can tell the others where rank 0 listens.
-            self._prepare_environment()
-            self._hvd.init()
+            self._check_not_initialized()
+            self._init()
+            self._met_over_mpi = True
             told: bytes = self._hvd.broadcast_object(payload, root_rank=0, name="hvdtrain.rendezvous")
             return told
 
@@ -86,9 +90,22 @@ class HorovodBackend(Backend):
 
     def _connect(self) -> None:
         self._check_transport()
-        self._prepare_environment()
+        if self._met_over_mpi:
+            return
+        self._check_not_initialized()
+        self._environ_before = _horovod_variables()
         if self._is_real:
             self._server = horovod_launch.prepare(self._met(), self._hvd, self.options.transport)
+        self._init()
+
+    def _check_not_initialized(self) -> None:
+        if self._hvd.is_initialized():
+            raise ContractError("Horovod is already initialised in this process; leave hvd.init() to hvdtrain.connect")
+
+    def _init(self) -> None:
+        self._prepare_environment()
+        if self._is_real:
+            horovod_launch.note_init()
         self._hvd.init()
 
     def _check_transport(self) -> None:
@@ -125,6 +142,10 @@ class HorovodBackend(Backend):
         if self._server is not None:
             self._server.stop()
             self._server = None
+        # What was set for this connection must not answer for the next one.
+        for name in _horovod_variables():
+            del os.environ[name]
+        os.environ.update(self._environ_before)
 
     def _library_place(self) -> tuple[int, int]:
         return self._hvd.rank(), self._hvd.size()
@@ -132,11 +153,7 @@ class HorovodBackend(Backend):
     # ---- collectives: each is blocking, so one name per kind serves for ever and stays in Horovod's cache ----
 
     def _group(self, ranks: tuple[int, ...]) -> Group:
-        if ranks == self.world_group.ranks:
-            return self.world_group
-        if ranks not in self._groups:
-            self._groups[ranks] = Group(ranks, self._hvd.add_process_set(list(ranks)))
-        return self._groups[ranks]
+        return Group(ranks, self._hvd.add_process_set(list(ranks)))
 
     def _all_gather_int64(self, vector: torch.Tensor, group: Group) -> torch.Tensor:
         gathered: torch.Tensor = self._hvd.allgather(vector, name="hvdtrain.call", process_set=group.native)
@@ -174,30 +191,20 @@ class HorovodBackend(Backend):
         )
         return received
 
-    def _barrier(self, group: Group) -> None:
-        self._hvd.allreduce(torch.zeros(1), name="hvdtrain.barrier", op=self._hvd.Sum, process_set=group.native)
-
     def _wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer, options: WrapOptions) -> Replica:
-        if options.compression not in ("none", "fp16"):
-            raise UserError(
-                f"compression: {options.compression} with backend: horovod: Horovod 0.28.1 has no bfloat16 and no "
-                f"PowerSGD. Use compression: fp16, or backend: ddp"
+        return HorovodReplica(self, self._hvd, model, optimizer, options, number=self._num_wrapped)
+
+    def _no_compression(self, compression: str) -> str:
+        if compression in ("bf16", "powersgd"):
+            return (
+                f"compression: {compression} with backend: horovod: Horovod 0.28.1 has no bfloat16 and no PowerSGD. "
+                f"Use compression: fp16, or backend: ddp"
             )
-        return HorovodReplica(self, self._hvd, model, optimizer, options)
+        return super()._no_compression(compression)
 
 
-class _Fp16:
-    """Halves floating gradients wider than 16 bits. (Horovod's own compressor fails on sparse gradients.)"""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-        if tensor.is_sparse or not tensor.dtype.is_floating_point or tensor.element_size() <= 2:
-            return tensor, None
-        return tensor.half(), tensor.dtype
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
-        return tensor if ctx is None else tensor.to(ctx)
+def _horovod_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
 
 class HorovodReplica(Replica):
@@ -215,39 +222,49 @@ class HorovodReplica(Replica):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         options: WrapOptions,
+        *,
+        number: int,
     ) -> None:
         super().__init__(backend, compiled(model) if options.compile else model, model, optimizer, options)
-        number = next(_replica_numbers)
+        # Several replicas in one process (GAN style) may have parameters of one name; Horovod matches by name.
         named = [(f"replica{number}.{name}", p) for name, p in model.named_parameters() if p.requires_grad]
         # Divide before the sum, as the ddp hook does: 40000 on two ranks would not fit float16 otherwise.
         divide_first = options.compression == "fp16"
         self._reducer: Any = hvd.DistributedOptimizer(
             torch.optim.SGD([p for _, p in named], lr=0.0),
             named_parameters=named,
-            compression=_Fp16 if divide_first else hvd.Compression.none,
+            compression=compressor(options.compression, [p.dtype for _, p in named], hvd),
+            backward_passes_per_step=_NOT_NOW,
             gradient_predivide_factor=float(backend.world.size) if divide_first else 1.0,
         )
-        self._passes = 1
-
-    def _expect_passes(self, count: int) -> None:
-        if count != self._passes:
-            self._reducer.set_backward_passes_per_step(count)
-            self._passes = count
+        self._sparse = sparse_parameters(model)
 
     @contextlib.contextmanager
-    def _microbatch(self, index: int, count: int, communicates: bool) -> Iterator[None]:
-        every = self.options.sync_every_microbatch
-        if index == 0:
-            self._expect_passes(1 if every else count)
+    def _microbatch(self, communicates: bool) -> Iterator[None]:
+        # Horovod's hooks fire whenever a backward pass reaches a parameter. Counting down from 1 in this microbatch and
+        # from "never" elsewhere lets gradients add up before it, and keeps the backward pass of another replica (a
+        # generator's, through its discriminator) from reducing these.
+        if communicates:
+            self._reducer.set_backward_passes_per_step(1)
         yield
-        if every and index < count - 1:
-            self._reducer.synchronize()
 
     def _without_data(self) -> None:
         """Nothing: synchronize() submits zeros for every parameter without a gradient."""
 
     def _finish_gradients(self) -> None:
+        for parameter in self._sparse:
+            if parameter.grad is None:
+                # What synchronize() would submit is dense, and never meets the other ranks' sparse gradients.
+                parameter.grad = _no_rows_of(parameter)
         self._reducer.synchronize()
+        self._reducer.set_backward_passes_per_step(_NOT_NOW)
 
     def _close(self) -> None:
+        # The hooks live as long as the nodes of the graph that they are on; only this list keeps those alive.
+        getattr(self._reducer, "_grad_accs", []).clear()
         del self._reducer
+
+
+def _no_rows_of(parameter: nn.Parameter) -> torch.Tensor:
+    indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
+    return torch.sparse_coo_tensor(indices, parameter.new_empty(0, *parameter.shape[1:]), parameter.shape)

@@ -12,8 +12,11 @@ import json
 import os
 from typing import Any
 
+from hvdtrain.errors import LaunchError
 from hvdtrain.launch import Rendezvous
 
+# How often Horovod was initialised in this process.
+_num_inits = 0
 _MPI_LAUNCHERS = ("mpirun", "horovodrun", "hydra", "mvapich2", "jsrun")
 
 
@@ -24,10 +27,23 @@ def connects_over_mpi(launcher: str, hvd: Any, transport: str) -> bool:
     return bool(hvd.mpi_built()) and transport != "gloo"
 
 
+def note_init() -> None:
+    """Horovod is about to be initialised."""
+    global _num_inits
+    _num_inits += 1
+
+
 def prepare(rendezvous: Rendezvous, hvd: Any, transport: str) -> Any:
     """Set the variables that hvd.init() reads. Collective. Returns rank 0's server, to be stopped, or None."""
-    launcher = rendezvous.launcher
-    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ or connects_over_mpi(launcher, hvd, transport):
+    if connects_over_mpi(rendezvous.launcher, hvd, transport):
+        if _num_inits:
+            raise LaunchError(
+                "Horovod over MPI connects once in a process (MPI cannot start again after it has ended): keep the "
+                "first connection open, or set transport: gloo"
+            )
+        return None
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ and not _num_inits:
+        # horovodrun's own server. It still holds the addresses of a first connection, so a second one gets its own.
         return None
     world = rendezvous.world
     os.environ.update(

@@ -43,6 +43,9 @@ class Replica(abc.ABC):
         # The microbatch that is expected next; None: the gradients of the step are complete but not finished.
         self._next_microbatch: int | None = 0
         self._finished = False
+        self._closed = False
+        # With sync_every_microbatch: reductions of this step that the other ranks do after this rank's last one.
+        self._rounds_left = 0
 
     # ---- one step ----
 
@@ -56,21 +59,33 @@ class Replica(abc.ABC):
         Raises:
             ContractError: out of order, or the gradients of the step are already complete.
         """
+        self._require_open("microbatch")
         if self._next_microbatch is None or index != self._next_microbatch or not 0 <= index < count:
             raise ContractError(self._misordered(f"microbatch({index}, {count})"))
+        every = self.options.sync_every_microbatch
+        if every and index == 0:
+            self._rounds_left = self._most_microbatches(count) - count
         is_last = index == count - 1
-        communicates = is_last or self.options.sync_every_microbatch
-        with self._microbatch(index, count, communicates):
+        with self._microbatch(is_last or every):
             yield
+        if every and not is_last:
+            self._finish_gradients()
         self._next_microbatch = None if is_last else index + 1
+
+    def _most_microbatches(self, count: int) -> int:
+        """The largest count of any rank. Collective; what it costs is small beside a reduction per microbatch."""
+        return int(self._backend.all_reduce(torch.tensor(count), "max"))
 
     def without_data(self) -> None:
         """Take part in a step with zero gradients, in place of its microbatches. Collective with the others' last one.
 
         For a rank whose data has ended while others go on. Buffers and hooks of the model are not touched.
         """
+        self._require_open("without_data")
         if self._next_microbatch != 0:
             raise ContractError(self._misordered("without_data()"))
+        if self.options.sync_every_microbatch:
+            self._rounds_left = self._most_microbatches(1) - 1
         self._without_data()
         self._next_microbatch = None
 
@@ -83,9 +98,14 @@ class Replica(abc.ABC):
             ContractError: called before the last microbatch; or a parameter took no part in the step under a backend
                 that must be told of it (the message names the parameters).
         """
-        if self._next_microbatch is not None:
+        self._require_open("finish_gradients")
+        if self._next_microbatch is not None or self._finished:
             raise ContractError(self._misordered("finish_gradients()"))
         self._finish_gradients()
+        for _ in range(self._rounds_left):
+            self._without_data()
+            self._finish_gradients()
+        self._rounds_left = 0
         self._finished = True
 
     def step(self, apply: Callable[[], Any] | None = None) -> None:
@@ -97,8 +117,9 @@ class Replica(abc.ABC):
         Raises:
             ContractError: `finish_gradients()` was not called in this step.
         """
+        self._require_open("step")
         if not self._finished:
-            raise ContractError("step() before finish_gradients(): the gradients are not reduced yet")
+            raise ContractError(self._misordered("step()"))
         (apply or self.optimizer.step)()
         self._finished = False
         self._next_microbatch = 0
@@ -111,14 +132,17 @@ class Replica(abc.ABC):
         Never runs an optimizer step, so nothing moves; works when only the root has optimizer state.
 
         Raises:
-            CollectiveError: the ranks' models differ in names or shapes.
+            CollectiveError: the ranks' models differ in names, shapes or dtypes, or their optimizers in class or
+                number of parameters.
         """
+        self._require_open("broadcast_state")
         with self._backend.guard.operation(f"broadcast_state from rank {root}"):
             state.broadcast_module(self._backend, self.bare_model, root)
             state.broadcast_optimizer(self._backend, self.optimizer, root)
 
     def sync_buffers(self, root: int = 0) -> None:
         """Give every rank the root's buffers (batch-norm statistics are local while training). Collective."""
+        self._require_open("sync_buffers")
         with self._backend.guard.operation(f"sync_buffers from rank {root}"):
             state.broadcast_tensors(self._backend, dict(self.bare_model.named_buffers()), root)
 
@@ -132,20 +156,35 @@ class Replica(abc.ABC):
         self.optimizer.load_state_dict(state_dict["optimizer"])
 
     def close(self) -> None:
-        """Drop what the backend keeps for this replica. Called by `Backend.close()`."""
-        self._close()
+        """Drop what the backend keeps for this replica; model and optimizer live on. `Backend.close()` calls it."""
+        if not self._closed:
+            self._closed = True
+            self.model = self.bare_model
+            self._close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close()` was called."""
+        return self._closed
+
+    def _require_open(self, call: str) -> None:
+        if self._closed:
+            raise ContractError(f"{call}() on a replica whose backend is closed; only its state and model are left")
 
     def _misordered(self, call: str) -> str:
-        expected = (
-            "finish_gradients() and step()" if self._next_microbatch is None else f"microbatch {self._next_microbatch}"
-        )
+        if self._finished:
+            expected = "step()"
+        elif self._next_microbatch is None:
+            expected = "finish_gradients()"
+        else:
+            expected = f"microbatch {self._next_microbatch}"
         order = "microbatch(0, n) ... microbatch(n-1, n), finish_gradients(), step()"
         return f"{call}: expected {expected}; a step is {order}"
 
     # ---- hooks ----
 
     @abc.abstractmethod
-    def _microbatch(self, index: int, count: int, communicates: bool) -> contextlib.AbstractContextManager[None]: ...
+    def _microbatch(self, communicates: bool) -> contextlib.AbstractContextManager[None]: ...
 
     @abc.abstractmethod
     def _without_data(self) -> None: ...

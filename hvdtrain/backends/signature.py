@@ -13,7 +13,7 @@ import torch
 
 from hvdtrain.backends.wire import DTYPES, OPS
 
-CALLS = ("all_reduce", "all_gather", "broadcast", "broadcast_object", "all_gather_object", "barrier", "group")
+CALLS = ("all_reduce", "all_gather", "broadcast", "broadcast_object", "all_gather_object", "barrier", "close")
 _MAX_DIMS = 8
 LENGTH = 16
 # Positions: call, op, root, dtype, ndim, first sizes; dim 0 of an all_gather may differ.
@@ -36,7 +36,7 @@ def encode(call: str, tensor: torch.Tensor | None = None, *, op: str = "sum", ro
 def describe(row: Sequence[int]) -> str:
     """The call in words, for an error."""
     call = CALLS[row[_CALL]]
-    if call in ("barrier", "group", "all_gather_object"):
+    if call in ("barrier", "close", "all_gather_object"):
         return f"{call}()"
     if call == "broadcast_object":
         return f"{call}(root={row[_ROOT]})"
@@ -64,5 +64,5 @@ def disagreement(rows: Sequence[Sequence[int]], ranks: Sequence[int]) -> str | N
 
 
 def first_sizes(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Dim 0 of every rank's tensor in an all_gather; 1 for a 0-d tensor."""
-    return [row[_SHAPE] if row[_NDIM] > 0 else 1 for row in rows]
+    """Dim 0 of every rank's tensor in an all_gather."""
+    return [row[_SHAPE] for row in rows]

@@ -39,13 +39,13 @@ def broadcast_tensors(backend: Backend, tensors: Mapping[str, torch.Tensor], roo
     names = sorted(tensors)
     shapes = [(name, tuple(tensors[name].shape), str(tensors[name].dtype)) for name in names]
     expected = backend.broadcast_object(shapes, root)
-    problem = None if shapes == expected else sorted(set(map(str, shapes)) ^ set(map(str, expected)))[:4]
+    problem = None if shapes == expected else differences(shapes, expected)
     problems = backend.all_gather_object(problem)
     for rank, found in enumerate(problems):
         if found:
             raise CollectiveError(
-                f"rank {rank} and rank {root} hold different tensors: {', '.join(found)}; build the same model "
-                f"everywhere"
+                f"rank {rank} and rank {root} hold different tensors: {', '.join(map(str, found))}; build the same "
+                f"model everywhere"
             )
     _overwrite(backend, [tensors[name] for name in names], root)
 
@@ -54,7 +54,17 @@ def broadcast_optimizer(backend: Backend, optimizer: torch.optim.Optimizer, root
     """Give every rank the root's optimizer state and the options of its groups. Collective; takes no step.
 
     Works when only the root has state: the others make theirs from its description.
+
+    Raises:
+        CollectiveError: the optimizers differ in class, or in the number of parameters of a group.
     """
+    form = (type(optimizer).__name__, [len(group["params"]) for group in optimizer.param_groups])
+    for rank, other in enumerate(backend.all_gather_object(form)):
+        if other != form:
+            raise CollectiveError(
+                f"the optimizers differ: rank {rank} has {other[0]} with groups of {other[1]} parameters, rank "
+                f"{backend.world.rank} has {form[0]} with groups of {form[1]}; make the same optimizer on every rank"
+            )
     is_root = backend.world.rank == root
     tensors: list[torch.Tensor] = []
     skeleton = _take_out(optimizer.state_dict(), tensors) if is_root else None
@@ -67,7 +77,27 @@ def broadcast_optimizer(backend: Backend, optimizer: torch.optim.Optimizer, root
         ]
     _overwrite(backend, tensors, root)
     if not is_root:
-        optimizer.load_state_dict(_put_back(skeleton, tensors))
+        loaded = _put_back(skeleton, tensors)
+        optimizer.load_state_dict(loaded)
+        # torch casts what it loads to the parameters' dtype; the root may have it wider.
+        for parameter, values in zip(_parameters(optimizer), _states(loaded), strict=True):
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and optimizer.state[parameter][key].dtype != value.dtype:
+                    optimizer.state[parameter][key] = value
+
+
+def differences(ours: list[Any], theirs: list[Any]) -> list[Any]:
+    """The first few entries that only one of the two lists has, in order."""
+    return ([item for item in ours if item not in theirs] + [item for item in theirs if item not in ours])[:4]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _states(saved: dict[str, Any]) -> list[dict[str, Any]]:
+    """The state of each parameter in the order of `_parameters`; empty for those without."""
+    return [saved["state"].get(index, {}) for group in saved["param_groups"] for index in group["params"]]
 
 
 def _overwrite(backend: Backend, tensors: list[torch.Tensor], root: int) -> None:

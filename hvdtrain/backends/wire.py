@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 # dtype of the caller -> dtype that every backend reduces. Small integers widen and wrap on the way back, as a sum in
-# their own dtype would.
+# their own dtype would. 16-bit floats widen, so that the result is rounded once and does not depend on the order.
 _CARRIED = {
     torch.bool: torch.int32,
     torch.uint8: torch.int32,
@@ -17,7 +17,7 @@ _CARRIED = {
     torch.int16: torch.int32,
     torch.int32: torch.int32,
     torch.int64: torch.int64,
-    torch.float16: torch.float16,
+    torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.float32: torch.float32,
     torch.float64: torch.float64,
@@ -43,7 +43,9 @@ def result_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
 
 def carried_dtype(dtype: torch.dtype, op: str) -> torch.dtype:
     """The dtype that travels for a caller's dtype; KeyError for one that cannot be reduced (complex, quantized)."""
-    return torch.int64 if dtype is torch.bool and op in ("sum", "product", "mean") else _CARRIED[dtype]
+    if op == "mean" and not dtype.is_floating_point and not dtype.is_complex:
+        return torch.float64  # exact to 2**53, where an integer sum might have wrapped around
+    return torch.int64 if dtype is torch.bool and op in ("sum", "product") else _CARRIED[dtype]
 
 
 def to_bytes(tensor: torch.Tensor) -> torch.Tensor:

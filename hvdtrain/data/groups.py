@@ -8,7 +8,6 @@ the backward pass of the step before; end of data is voted, never guessed.
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import itertools
 import time
@@ -59,9 +58,13 @@ class GroupSource(abc.ABC):
         """Fetch what the ballot speaks of; before the vote starts."""
         return
 
-    def _take(self, loader: Iterator[tuple[Any, int]], count: int) -> list[tuple[Any, int]]:
+    def peek(self) -> Any:
+        """The first batch of what was read ahead; None if there is none."""
+        return None
+
+    def _timed(self, take: Callable[[], list[tuple[Any, int]]]) -> list[tuple[Any, int]]:
         start_s = time.perf_counter()
-        taken = list(itertools.islice(loader, count))
+        taken = take()
         self.waited_s += time.perf_counter() - start_s
         return taken
 
@@ -77,7 +80,7 @@ class PlannedGroups(GroupSource):
     def __iter__(self) -> Iterator[Group]:
         num_steps = self._plan.num_steps
         for step in range(num_steps):
-            microbatches = self._take(self._loader, self._accumulate)
+            microbatches = self._timed(lambda: list(itertools.islice(self._loader, self._accumulate)))
             yield Group(microbatches, self._plan.samples(step), step == num_steps - 1)
 
 
@@ -85,34 +88,33 @@ class VotedGroups(GroupSource):
     """Groups of a stream, or of anything whose length or weight is known only once it is read.
 
     Args:
-        vote: sums a ballot over the ranks at once; for the first group, when there is no step to hide it behind.
+        take: reads this rank's next microbatches; an empty list where the data has ended.
         stop: end with the first rank that has nothing left.
-        reading: encloses the reading of each group; the dataset's state on entry is the one to resume from.
+        vote: sums a ballot over the ranks at once; for the first group, when there is no step to hide it behind.
     """
 
     votes = True
 
     def __init__(
         self,
-        loader: Iterator[tuple[Any, int]],
-        accumulate: int,
+        take: Callable[[], list[tuple[Any, int]]],
         *,
         size: int,
         stop: bool,
         vote: Callable[[tuple[float, float]], tuple[float, float]],
-        reading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self._loader, self._accumulate = loader, accumulate
+        self._take, self._vote = take, vote
         self._needed = size if stop else 1
-        self._vote, self._reading = vote, reading
         self._current: Group | None = None
         self._next: list[tuple[Any, int]] | None = None
         self._outcome: tuple[float, float] | None = None
 
     def read_ahead(self) -> None:
         if self._next is None:
-            with self._reading():
-                self._next = self._take(self._loader, self._accumulate)
+            self._next = self._timed(self._take)
+
+    def peek(self) -> Any:
+        return self._next[0][0] if self._next else None
 
     def ballot(self) -> tuple[float, float]:
         microbatches = self._next or []

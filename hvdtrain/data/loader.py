@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from hvdtrain.data.order import epoch_order, share
 from hvdtrain.data.seeding import Fetch, SeededDataset, SeededStream
@@ -40,15 +40,20 @@ class EpochSampler:
 
 
 class CountedCollate:
-    """Collates, and counts the samples. Top level, so that spawned workers can unpickle it."""
+    """Collates, and counts the samples. Top level, so that spawned workers can unpickle it.
 
-    def __init__(self, collate: Collate | None, *, finished: bool) -> None:
-        self._collate, self._finished = collate, finished
+    Args:
+        finished: items are finished microbatches. A map dataset's come in a list of one, a stream's as they are.
+    """
+
+    def __init__(self, collate: Collate | None, *, finished: bool, listed: bool = True) -> None:
+        self._collate, self._finished, self._listed = collate, finished, listed
 
     def __call__(self, samples: Any) -> tuple[Any, int]:
         if self._finished:
-            # The item is a finished microbatch; map datasets hand it over in a list of one.
-            item = samples[0] if isinstance(samples, list) and len(samples) == 1 else samples
+            # As torch does without automatic batching: numpy arrays become tensors.
+            item: Any = samples[0] if self._listed and isinstance(samples, list) else samples
+            item = default_convert(item)  # type: ignore[no-untyped-call]
             return item, leading_size(item)
         if self._collate is not None:
             return self._collate(samples), _num_samples(samples)
@@ -110,7 +115,7 @@ def stream_loader(
     return DataLoader(
         stream,
         batch_size=batch_size,
-        collate_fn=CountedCollate(collate, finished=batch_size is None),
+        collate_fn=CountedCollate(collate, finished=batch_size is None, listed=False),
         **_common(num_workers, pin_memory),
     )
 

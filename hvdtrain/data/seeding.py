@@ -75,10 +75,12 @@ class SeededStream(IterableDataset[Any]):
         self._seed, self._rank = seed, rank
         self._epoch = torch.zeros(1, dtype=torch.int64)
         self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._state: Any = None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Of the next iteration, in this process and in its workers."""
+    def set_epoch(self, epoch: int, state: Any = None) -> None:
+        """Of the next iteration, in this process and in its workers; `state`, of the dataset, in this process alone."""
         self._epoch[0] = epoch
+        self._state = state
 
     def __iter__(self) -> Iterator[Any]:
         epoch = int(self._epoch[0])
@@ -86,42 +88,36 @@ class SeededStream(IterableDataset[Any]):
         if worker is not None:
             seed_all(derived_seed(self._seed, self._rank, worker.id, epoch))
         _set_epoch(self.dataset, epoch)
+        state, self._state = self._state, None
+        if state is not None:
+            self.dataset.load_state_dict(state)
         return iter(self.dataset)
 
 
-class SideStream:
-    """A second set of generators for data that is read in the rank's own process ahead of the step that uses it.
+@contextlib.contextmanager
+def own_random_numbers(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Random numbers inside come from generators seeded with `seed`; those outside are where they were before.
 
-    Reading ahead would otherwise move the generators that dropout uses, by how far ahead the reader is.
+    For data that is read ahead of the step that uses it, in the rank's own process: it would otherwise move the
+    generators that dropout uses, by how far ahead the reader is.
+
+    Args:
+        device: a CUDA device whose generator is included; the CPU's always are.
     """
-
-    def __init__(self, seed: int) -> None:
-        with self._kept():
-            seed_all(seed)
-            self._mine = self._states()
-
-    @contextlib.contextmanager
-    def use(self) -> Iterator[None]:
-        """Random numbers inside come from this stream."""
-        with self._kept():
-            self._restore(self._mine)
-            yield
-            self._mine = self._states()
-
-    @contextlib.contextmanager
-    def _kept(self) -> Iterator[None]:
-        before = self._states()
-        try:
-            yield
-        finally:
-            self._restore(before)
-
-    @staticmethod
-    def _states() -> tuple[Any, Any, torch.Tensor]:
-        return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-    @staticmethod
-    def _restore(states: tuple[Any, Any, torch.Tensor]) -> None:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    on_cuda = device is not None and device.type == "cuda"
+    cuda_state = torch.cuda.get_rng_state(device) if device is not None and on_cuda else None
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # Not torch.manual_seed, which seeds every device.
+    torch.default_generator.manual_seed(seed)
+    if on_cuda:
+        torch.cuda.manual_seed(seed)
+    try:
+        yield
+    finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+        if device is not None and cuda_state is not None:
+            torch.cuda.set_rng_state(cuda_state, device)

@@ -26,6 +26,9 @@ from hvdtrain.launch.world import World
 
 # How long rank 0 waits for the others' goodbyes when its own work is done.
 LAST_OUT_LIMIT_S = 5.0
+# How long a port may refuse: rank 0 listens before it tells its address, so this only covers what an earlier job left
+# in the store.
+REFUSED_LIMIT_S = 10.0
 HUB_KEY = "hvdtrain/failure/hub"
 LOOPBACK = ("localhost", "127.", "::1")
 
@@ -45,8 +48,9 @@ class Guard:
             with guard.operation("all_reduce 'loss'"):
                 ...
 
-    Leaving the block normally is `finish`; an exception is `fail`, which does not return. Enclose everything in it,
-    closing the process group too: peers must not see broken connections before they hear the reason.
+    Leaving the block normally is `finish`; an exception is `fail`, which does not return unless this process is alone.
+    Enclose everything in it, closing the process group too: peers must not see broken connections before they hear the
+    reason.
 
     Args:
         world: the place of this process.
@@ -184,8 +188,7 @@ class Guard:
         operation = self._watch.operation_of(error)
         failure = Failure.from_exception(error, self.world.rank, self.host, operation)
         if not self._exit_hard:
-            self._run_callback(failure)
-            self.finish()
+            self._finish_alone(failure)
             raise error
         self._end(failure)
 
@@ -197,9 +200,10 @@ class Guard:
         ending.report_failure(failure, self._on_failure)
         ending.leave(failure.exit_status)
 
-    def _run_callback(self, failure: Failure) -> None:
+    def _finish_alone(self, failure: Failure) -> None:
         if self._on_failure is not None:
             self._on_failure(failure)
+        self.finish()
 
     def __enter__(self) -> Guard:
         self.start()
@@ -210,8 +214,12 @@ class Guard:
     ) -> None:
         if error is None or isinstance(error, StopRequested) or os.getpid() != self._pid:
             self.finish()
-        else:
+        elif self._exit_hard:
             self.fail(error)
+        else:
+            # The error goes on to whoever called: a notebook, a test.
+            operation = self._watch.operation_of(error)
+            self._finish_alone(Failure.from_exception(error, self.world.rank, self.host, operation))
 
     # Ends that nobody announced
 
@@ -272,6 +280,7 @@ class Guard:
         self, address: str, read_contact: Callable[[], dict[str, Any]], me: Identity
     ) -> tuple[Identity, Channel]:
         until = time.monotonic() + self._connect_limit_s
+        refused_until = time.monotonic() + REFUSED_LIMIT_S
         while True:
             # Read again each time: the store may still hold what an earlier job or guard wrote.
             contact = read_contact()
@@ -279,6 +288,13 @@ class Guard:
             try:
                 channel = self._try_greet(address, port, str(contact["token"]), me, until)
                 return Identity(0, str(contact["host"]), int(contact["pid"]), int(contact["started"])), channel
+            except ConnectionRefusedError as error:
+                if time.monotonic() > min(refused_until, until):
+                    raise LaunchError(
+                        f"rank {me.rank} on {me.host} reaches {address}, but nothing listens at port {port} any more: "
+                        f"rank 0 (pid {contact['pid']} on {contact['host']}) has died or ended early; see its output"
+                    ) from error
+                time.sleep(0.2)
             except (OSError, ProtocolError) as error:
                 if time.monotonic() > until:
                     raise LaunchError(

@@ -21,7 +21,7 @@ from hvdtrain.failure.hub import Hub, silent_failure
 from hvdtrain.failure.postmortem import Identity, count_oom_kills, explain_death, kill, start_ticks
 from hvdtrain.failure.record import SIGNAL, SILENT, Failure
 from hvdtrain.failure.stall import Operation, OperationWatch, Whereabouts, stall_failure, stall_warning
-from hvdtrain.failure.stop import StopSignals
+from hvdtrain.failure.stop import ANNOUNCE_DELAY_S, StopSignals
 from hvdtrain.failure.wire import Channel, Message, ProtocolError
 from hvdtrain.failure.workers import worker_stacks
 
@@ -146,7 +146,8 @@ class Monitor:
         before = time.monotonic()
         next_heartbeat = before
         while not self._closing.is_set():
-            self._attend(tick_s)
+            pending = self._stop.announce(ANNOUNCE_DELAY_S if self._channel is not None else 0.0)
+            self._attend(min(tick_s, ANNOUNCE_DELAY_S / 2) if pending else tick_s)
             now = time.monotonic()
             passed_s = min(now - before, 2 * tick_s)
             before = now
@@ -267,6 +268,7 @@ class Monitor:
         """Report, or wait until it is reported, and leave: all ranks at about the same time, because many launchers
         kill the rest when the first process ends."""
         self._ending.set()
+        self._stop.hush()
         ending.arm_last_resort(failure.exit_status)
         if report:
             ending.report_failure(failure, self._on_failure)
@@ -295,7 +297,7 @@ class Monitor:
         """On rank 0: give the hub time to send the others away before it dies with this process."""
         self._await_report()
         if self._hub is not None:
-            self._hub.await_others(REPORT_LIMIT_S / 2)
+            self._hub.await_others(REPORT_LIMIT_S)
 
 
 def my_identity(rank: int, host: str) -> Identity:

@@ -142,11 +142,12 @@ def stall_warning(name: str, age_s: float, by_rank: int, everyone: Sequence[Wher
     """The text of a warning: who waits where, who is not there, and the stacks that explain it."""
     missing = missing_ranks(name, everyone)
     limit = f"; the job ends after {abort_s:g} s (stall_abort_s)" if abort_s else ""
-    cause = (
-        f"{name_ranks(missing)} {'is' if len(missing) == 1 else 'are'} not there"
-        if missing
-        else "every rank is in it: the network is slow or cut, or the ranks disagree about shapes or types"
-    )
+    if missing:
+        cause = f"{name_ranks(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+    elif len(everyone) > 1:
+        cause = "every rank is in it: the network is slow or cut, or the ranks disagree about shapes or types"
+    else:
+        cause = "nothing is known of other ranks"
     head = f"hvdtrain: warning: rank {by_rank} has waited {age_s:.0f} s in {name}; {cause}{limit}"
     return "\n".join([head, *_describe(name, by_rank, everyone), ""])
 

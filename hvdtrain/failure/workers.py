@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import multiprocessing
 import os
 import signal
 import time
 from pathlib import Path
+
+import psutil
 
 # prctl(2): the signal that this process gets when its parent's thread ends.
 _PR_SET_PDEATHSIG = 1
@@ -32,23 +35,31 @@ def init_worker(worker_id: int = 0) -> None:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process (SIGKILL) when its parent dies. Under forkserver the parent is the fork server,
-    which ends with the trainer. Linux only; elsewhere torch's own check for the parent remains."""
+    """Have the kernel kill this process (SIGKILL) when the one that asked for it dies, whatever either is doing. Linux
+    only; elsewhere torch's own check for the parent remains."""
+    parent = multiprocessing.parent_process()
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if parent is None or parent.pid == os.getppid():
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        else:
+            _die_at_end_of(parent.sentinel)
     except (AttributeError, OSError):
         return
-    parent = multiprocessing.parent_process()
-    # It may have died before the call above: then no signal will come any more.
+    # It may have died before the calls above: then no signal will come any more.
     if parent is not None and not parent.is_alive():
         os._exit(1)
 
 
+def _die_at_end_of(pipe: int) -> None:
+    """Under forkserver the parent is the fork server, which lives on with its children. But each child has a pipe from
+    the process that asked for it, and the kernel can signal the closing of its other end (fcntl(2), F_SETSIG)."""
+    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def worker_stacks() -> str:
     """The Python stacks of this process's data-loader workers (those that ran `init_worker`), innermost call first."""
-    import psutil
-
     files: dict[int, Path] = {}
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().children(recursive=True):

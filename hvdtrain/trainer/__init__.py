@@ -7,6 +7,6 @@ schedule.py    learning rate                     evaluation.py  exact sharded ev
 progress.py    where the run is                  saving.py      what goes into a checkpoint and comes out of it
 """
 
-from hvdtrain.trainer.run import train
+from hvdtrain.trainer.run import train, train_on
 
-__all__ = ["train"]
+__all__ = ["train", "train_on"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import time
 import zlib
-from collections.abc import Mapping
 
 import torch
 
@@ -39,7 +38,7 @@ class Said:
     next_samples: float = 0.0
     weight: float = 0.0
     loss: float = 0.0
-    values: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    values: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -91,17 +90,18 @@ class Control:
             self._next_step = step + max(1, round(sums[1]))
             values: dict[str, float] = {}
             if logged:
-                self._check_names(sums, names)
+                self._check_names(sums, names, spoke=said.weight > 0)
                 values = dict(zip(names, sums[_FIRST_VALUE:], strict=False))
             return Heard(sums[0] > 0, sums[2], sums[3], sums[4], sums[5] if logged else 0.0, values)
 
         return Pending(finish)
 
     @staticmethod
-    def _check_names(sums: list[float], names: list[str]) -> None:
-        if names and sums[7] != sums[6] * float(zlib.crc32("\0".join(names).encode())):
+    def _check_names(sums: list[float], names: list[str], *, spoke: bool) -> None:
+        # Every rank with data sees a difference, those without values too.
+        if (spoke or names) and sums[7] != sums[6] * float(zlib.crc32("\0".join(names).encode())):
             raise CollectiveError(
-                f"the ranks' losses came with values of different names (here: {', '.join(names)}); "
+                f"the ranks' losses came with values of different names (here: {', '.join(names) or 'none'}); "
                 f"return the same names on every rank"
             )
 

@@ -11,9 +11,13 @@ from hvdtrain.backends import Backend, Replica
 from hvdtrain.config import Config
 from hvdtrain.data.device import to_device
 from hvdtrain.data.loader import EpochSampler, map_loader, stream_loader
-from hvdtrain.data.seeding import SeededStream
-from hvdtrain.errors import ContractError
+from hvdtrain.data.order import derived_seed
+from hvdtrain.data.seeding import SeededStream, own_random_numbers
+from hvdtrain.errors import ContractError, UserError
 from hvdtrain.precision import Precision
+
+# Keeps the seed of evaluations apart from those of epochs, which count from 0.
+_EVALUATION = -1
 
 
 class Evaluation:
@@ -24,12 +28,20 @@ class Evaluation:
 
     def __init__(self, task: Any, config: Config, backend: Backend) -> None:
         self._task, self._backend = task, backend
+        self._seed = derived_seed(config.seed, backend.world.rank, _EVALUATION)
         self._loader: Any = None
         dataset = task.eval_dataset() if callable(getattr(task, "eval_dataset", None)) else None
         if dataset is None:
             return
         world, pin_memory = backend.world, backend.device.type == "cuda"
         collate = getattr(task, "collate", None)
+        if not isinstance(dataset, IterableDataset) and not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):
+            raise UserError(
+                f"eval_dataset() returned a {type(dataset).__name__}: it needs __len__ and __getitem__, or to be a "
+                f"torch.utils.data.IterableDataset; None for no evaluation"
+            )
         if isinstance(dataset, IterableDataset):
             stream = SeededStream(dataset, config.seed, world.rank)
             self._loader = stream_loader(
@@ -73,12 +85,12 @@ class Evaluation:
         model.eval()
         sums: dict[str, torch.Tensor] = {}
         try:
-            with torch.no_grad():
+            # Whatever is drawn here leaves the random numbers of training alone, and is the same in every evaluation.
+            with torch.no_grad(), own_random_numbers(self._seed, self._backend.device):
                 for batch, _ in self._loader:
                     with precision.autocast():
                         found = self._task.metrics(model, to_device(batch, self._backend.device))
-                    for name, (total, count) in found.items():
-                        pair = torch.stack([_scalar(total), _scalar(count)])
+                    for name, pair in _pairs(found).items():
                         sums[name] = sums[name] + pair if name in sums else pair
         finally:
             model.train(was_training)
@@ -106,6 +118,22 @@ def _ratio(name: str, total: float, count: float) -> float:
             f"metrics(): the count of {name!r} is 0 over all ranks; return (total, count) with a positive count"
         )
     return total / count
+
+
+def _pairs(found: Any) -> dict[str, torch.Tensor]:
+    """{name: float64 tensor (total, count)} of what the task returned for one batch."""
+    try:
+        return {name: torch.stack([_scalar(total), _scalar(count)]) for name, (total, count) in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ContractError(
+            f"metrics() returned {_shortened(found)} ({error}); return {{name: (total, count)}} with numbers or "
+            f"tensors of one element, for example {{'accuracy': (correct, len(labels))}}"
+        ) from None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _scalar(value: Any) -> torch.Tensor:

@@ -30,7 +30,9 @@ class Step:
         num_samples: over all ranks (weights, where batches have no number of samples).
         loss: the weighted mean over all microbatches of all ranks.
         norm: of the averaged gradient, before clipping.
+        lr: the first group's learning rate in this step.
         finite: False: the step was skipped by every rank.
+        has_weight: False: skipped because no microbatch of it weighed anything.
         stop: the ranks agreed to stop after this step.
     """
 
@@ -39,7 +41,9 @@ class Step:
     loss: float = math.nan
     values: Mapping[str, float] = dataclasses.field(default_factory=dict)
     norm: float = math.nan
+    lr: float = math.nan
     finite: bool = True
+    has_weight: bool = True
     stop: bool = False
 
 
@@ -64,7 +68,9 @@ class Loop:
         self._parameters = [p for p in replica.bare_model.parameters() if p.requires_grad]
         # Whether the task gives the microbatches' weights itself; found out, by all ranks together, in the first step.
         self._weighted: bool | None = None
-        self._reference = 1.0
+        # Of the next step's weights; None: from the first microbatches. Part of a checkpoint: where gradients travel as
+        # float16 another power of two may round small ones differently.
+        self.weight_reference: float | None = None
 
     def steps(self, source: GroupSource) -> Iterator[tuple[Group, Step]]:
         """Take one step for each group of the source."""
@@ -84,7 +90,8 @@ class Loop:
         replica, guard = self._replica, self._backend.guard
         said = Said()
         pending: Pending[Heard] | None = None
-        reference = group.num_samples / self._size
+        # 1: where there is no sample at all the step is left out, whatever its gradients were divided by.
+        reference = group.num_samples / self._size or 1.0
         count = len(group.microbatches)
         if source.votes:
             source.read_ahead()
@@ -101,7 +108,8 @@ class Loop:
                         f"before; return (loss, weight) always or never"
                     )
                 if own_weight:
-                    reference = self._reference
+                    assert self.weight_reference is not None
+                    reference = self.weight_reference
                 said.weight += weight
                 if logged:
                     _add_logged(said, loss, weight, values)
@@ -142,24 +150,26 @@ class Loop:
                 total = heard.weight
                 result.loss = heard.loss / total if total else math.nan
                 result.values = {name: value / total for name, value in heard.values.items()} if total else {}
-        has_weight = True
+        result.has_weight = group.num_samples > 0
         if self._weighted:
             assert heard is not None, "weights are summed in every step"
-            has_weight = heard.weight > 0
-            self._correct(correction(self._reference, self._size, heard.weight))
-            if has_weight:
-                self._reference = reference_for(heard.weight, self._size)
+            result.has_weight = heard.weight > 0
+            assert self.weight_reference is not None
+            self._correct(correction(self.weight_reference, self._size, heard.weight))
+            if result.has_weight:
+                self.weight_reference = reference_for(heard.weight, self._size)
         norm = precision.unscale_and_clip(replica.optimizer, self._parameters)
         norm_value = norm.item()
         # The same bits on every rank, so the same decision, with nothing to exchange.
-        result.finite = math.isfinite(norm_value) and has_weight
+        result.finite = math.isfinite(norm_value) and result.has_weight
         result.norm = norm_value
+        result.lr = float(replica.optimizer.param_groups[0]["lr"])
         replica.step(lambda: precision.step(replica.optimizer, result.finite))
         if result.finite:
             if self._scheduler is not None:
                 self._scheduler.step()
         else:
-            precision.check_progress(lambda: names_of_non_finite(replica.bare_model))
+            precision.check_progress(lambda: names_of_non_finite(replica.bare_model), result.has_weight)
         for parameter in self._parameters:
             parameter.grad = None
         self._position.step += 1
@@ -177,7 +187,8 @@ class Loop:
                 f"loss() returned a weight on {int(weighted)} of {int(ranks)} ranks with data; do it on all or on none"
             )
         self._weighted = weighted > 0
-        self._reference = reference_for(total, self._size)
+        if self.weight_reference is None:
+            self.weight_reference = reference_for(total, self._size)
 
     def _correct(self, factor: float) -> None:
         if factor != 1.0:
@@ -196,17 +207,47 @@ def vote(backend: Backend, ballot: tuple[float, float]) -> tuple[float, float]:
 def _unpack(result: Any, num_samples: int) -> tuple[torch.Tensor, float, Mapping[str, Any], bool]:
     """(loss, weight, values, whether the task gave the weight)."""
     if isinstance(result, torch.Tensor):
-        return result, float(num_samples), {}, False
+        return _checked(result), float(num_samples), {}, False
     if not isinstance(result, tuple) or not 2 <= len(result) <= 3 or not isinstance(result[0], torch.Tensor):
+        what = type(result).__name__
+        if isinstance(result, tuple):
+            what = f"a tuple of ({', '.join(type(item).__name__ for item in result)})"
         raise ContractError(
-            f"loss() returned {type(result).__name__}; return a tensor, (tensor, weight) or (tensor, weight, values)"
+            f"loss() returned {what}; return a tensor, (tensor, weight) or (tensor, weight, {{name: value}})"
         )
-    weight = float(result[1])
+    try:
+        weight = float(result[1])
+    except (TypeError, ValueError, RuntimeError):
+        raise ContractError(
+            f"loss() returned a {type(result[1]).__name__} as the weight; a weight is one number: samples or tokens"
+        ) from None
     if not (weight >= 0 and math.isfinite(weight)):
         raise ContractError(f"loss() returned the weight {weight}; a weight is a finite number that is not negative")
-    return result[0], weight, result[2] if len(result) == 3 else {}, True
+    values = result[2] if len(result) == 3 else {}
+    if not isinstance(values, Mapping):
+        raise ContractError(f"loss() returned a {type(values).__name__} as the values to log; return {{name: number}}")
+    return _checked(result[0]), weight, values, True
+
+
+def _checked(loss: torch.Tensor) -> torch.Tensor:
+    if loss.numel() != 1:
+        raise ContractError(
+            f"loss() returned a tensor of shape {tuple(loss.shape)}; return one number, the mean over the microbatch"
+        )
+    if not loss.requires_grad:
+        raise ContractError(
+            "loss() returned a tensor without a gradient: was it detached, or computed under no_grad(), or does it "
+            "not use the model that was passed in?"
+        )
+    return loss
 
 
 def _add_logged(said: Said, loss: torch.Tensor, weight: float, values: Mapping[str, Any]) -> None:
     said.loss += float(loss.detach()) * weight
-    said.values = {name: said.values.get(name, 0.0) + float(value) * weight for name, value in values.items()}
+    for name, value in values.items():
+        try:
+            said.values[name] = said.values.get(name, 0.0) + float(value) * weight
+        except (TypeError, ValueError, RuntimeError):
+            raise ContractError(
+                f"loss() returned a {type(value).__name__} as the value {name!r}; values to log are single numbers"
+            ) from None

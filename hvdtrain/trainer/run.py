@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.backends import Backend, ConnectOptions, make_backend
+from hvdtrain.backends import Backend, ConnectOptions, Replica, make_backend
 from hvdtrain.checkpoint import BestRule, CheckpointStore
 from hvdtrain.config import Config
 from hvdtrain.data.feed import Feed
@@ -52,7 +54,12 @@ def train(
     """
     backend = make_backend(config.backend, connect_options(config, flags), hvd)
     with backend:
-        return _Job(config, backend).run(resume)
+        return train_on(backend, config, resume=resume)
+
+
+def train_on(backend: Backend, config: Config, *, resume: str = "none") -> int:
+    """Train the job over a connection that is there already, which stays open. Collective. As `train`."""
+    return Job(config, backend).run(resume)
 
 
 def connect_options(config: Config, flags: ManualFlags | None = None) -> ConnectOptions:
@@ -69,7 +76,20 @@ def connect_options(config: Config, flags: ManualFlags | None = None) -> Connect
     )
 
 
-class _Job:
+@dataclasses.dataclass
+class Prepared:
+    """A job that is ready to take its first step."""
+
+    session: Session
+    show: Show
+    replica: Replica
+    precision: Precision
+    store: CheckpointStore | None
+
+
+class Job:
+    """One job on one rank, over a started backend."""
+
     def __init__(self, config: Config, backend: Backend) -> None:
         self._config, self._backend = config, backend
         self._output = Path(config.output)
@@ -79,19 +99,23 @@ class _Job:
         backend.on_failure(self._write_failure)
 
     def run(self, resume: str) -> int:
+        with contextlib.ExitStack() as stack:
+            prepared = self.prepare(resume, stack)
+            stopped = prepared.session.run()
+        return self._report(prepared, stopped)
+
+    def prepare(self, resume: str, stack: contextlib.ExitStack) -> Prepared:
+        """Build everything up to the first step. Collective. What has to be closed goes on the stack."""
         config, backend = self._config, self._backend
         set_up_logging(backend.world, host=backend.host)
         self._compare_configs()
-        rule = (
-            None
-            if config.checkpoint.best is None
-            else BestRule(config.checkpoint.best.metric, config.checkpoint.best.mode)
-        )
+        best = config.checkpoint.best
+        rule = None if best is None else BestRule(best.metric, best.mode)
         # The root looks before anything is built or written: a wrong flag must cost nothing.
-        store: CheckpointStore | None = None
-        found = None
-        if self._is_root:
-            store = CheckpointStore(self._output / "checkpoints", keep=config.checkpoint.keep, best=rule)
+        store = on_root(
+            backend,
+            lambda: CheckpointStore(self._output / "checkpoints", keep=config.checkpoint.keep, best=rule),
+        )
         found = on_root(backend, lambda: None if store is None else store.find(resume))
         on_root(backend, self._prepare_output)
         self._started = True
@@ -112,13 +136,12 @@ class _Job:
             sync_every_microbatch=config.sync_every_microbatch,
         )
         replica.broadcast_state()
-        feed = Feed(
-            task,
-            config,
-            backend.world,
-            vote=lambda ballot: vote(backend, ballot),
-            pin_memory=backend.device.type == "cuda",
-        )
+        on_cuda = backend.device.type == "cuda"
+        feed = Feed(task, config, backend.world, vote=lambda ballot: vote(backend, ballot), pin_memory=on_cuda)
+        feed.check_lengths(backend.all_gather_object)
+        evaluation = Evaluation(task, config, backend)
+        if rule is not None and not evaluation.is_possible:
+            raise config.error("checkpoint.best", "the task has no eval_dataset() and metrics() to find the best by")
         total_steps = _total_steps(config, feed)
         scheduler = _scheduler(task, config, optimizer, total_steps)
         precision = Precision(
@@ -126,27 +149,28 @@ class _Job:
         )
         # From here on the ranks' random numbers differ: dropout must not drop the same units everywhere.
         seed_all(derived_seed(config.seed, backend.world.rank, 0))
-        saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position)
+        loop = Loop(task, config, backend, replica, precision, scheduler, self._position)
+        saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position, loop)
+        # Nothing of the user's is built after this: it might draw random numbers.
         resumed = saving.resume(found)
         self._check_resume(resume, resumed)
-        evaluation = Evaluation(task, config, backend)
-        if rule is not None and not evaluation.is_possible:
-            raise config.error("checkpoint.best", "the task has no eval_dataset() and metrics() to find the best by")
-        loop = Loop(task, config, backend, replica, precision, scheduler, self._position)
-        with Show(config, backend, self._position, total_steps, resumed=resumed) as show:
-            show.follow(optimizer)
-            show.announce(model, learning_rate, total_steps)
-            session = Session(config, backend, replica, feed, loop, evaluation, saving, precision, self._position, show)
-            stopped = session.run()
-        summary = self._summary("stopped" if stopped else "done", precision.skipped_steps)
-        summary.samples_per_second = show.samples_per_second
-        summary.eval = session.metrics
-        self._close_books(summary, replica.bare_model)
-        if self._is_root:
+        show = stack.enter_context(Show(config, backend, self._position, total_steps, resumed=resumed))
+        show.announce(model, learning_rate, total_steps)
+        session = Session(config, backend, replica, feed, loop, evaluation, saving, precision, self._position, show)
+        return Prepared(session, show, replica, precision, store)
+
+    def _report(self, prepared: Prepared, stopped: bool) -> int:
+        summary = self._summary("stopped" if stopped else "done", prepared.precision.skipped_steps)
+        summary.samples_per_second = prepared.show.samples_per_second
+        summary.eval = prepared.session.metrics
+        summary.parameters_sha256 = parameters_sha256(prepared.replica.bare_model)
+        digests = self._backend.all_gather_object(summary.parameters_sha256)
+        summary.ranks_agree = len(set(digests)) == 1
+        store = prepared.store
+        if store is not None:
             write_summary(summary, self._output)
-            assert store is not None
             print(end_report(summary, self._output, checkpoint=store.latest(), best=store.best()), file=sys.stderr)
-        if summary.ranks_agree is False:
+        if not summary.ranks_agree:
             raise TrainingFailed("the ranks ended with different parameters: see ranks_agree in summary.json")
         return EXIT_STOPPED if stopped else EXIT_DONE
 
@@ -189,11 +213,6 @@ class _Job:
             epochs=self._position.epoch,
             skipped_steps=skipped_steps,
         )
-
-    def _close_books(self, summary: Summary, model: torch.nn.Module) -> None:
-        summary.parameters_sha256 = parameters_sha256(model)
-        digests = self._backend.all_gather_object(summary.parameters_sha256)
-        summary.ranks_agree = len(set(digests)) == 1
 
     def _write_failure(self, failure: Failure) -> None:
         # In a background thread of the rank that reports: the root, or the lowest one that is left.

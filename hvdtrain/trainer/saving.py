@@ -23,6 +23,7 @@ from hvdtrain.data.order import derived_seed
 from hvdtrain.data.seeding import seed_all
 from hvdtrain.errors import CheckpointError, UserError
 from hvdtrain.precision import Precision
+from hvdtrain.trainer.loop import Loop
 from hvdtrain.trainer.position import Position
 
 logger = logging.getLogger(__name__)
@@ -56,10 +57,24 @@ class Saving:
         precision: Precision,
         scheduler: Any,
         position: Position,
+        loop: Loop,
     ) -> None:
         self._store, self._config, self._backend, self._replica = store, config, backend, replica
         self._feed, self._precision, self._scheduler, self._position = feed, precision, scheduler, position
+        self._loop = loop
         self.saved_step: int | None = None
+
+    def would_be_best(self, metrics: dict[str, float]) -> bool:
+        """Whether a checkpoint with these metrics would be the best by `checkpoint.best`. Collective.
+
+        Raises:
+            UserError: the evaluation has no metric of that name.
+        """
+        if self._config.checkpoint.best is None:
+            return False
+        store = self._store
+        best = on_root(self._backend, lambda: store is not None and store.would_be_best(metrics))
+        return bool(self._backend.broadcast_object(best))
 
     def save(self, metrics: dict[str, float] | None = None) -> Path | None:
         """Write a checkpoint of this moment. Collective. Returns its path on the root."""
@@ -72,7 +87,7 @@ class Saving:
             "format": 1,
             **self._replica.state_dict(),
             "scheduler": {} if self._scheduler is None else self._scheduler.state_dict(),
-            "scaler": self._precision.state_dict(),
+            "scaler": {**self._precision.state_dict(), "weight_reference": self._loop.weight_reference},
             "progress": self._position.to_dict(),
             "rng": {"ranks": rank_states},
             "config": self._config.to_dict(),
@@ -94,14 +109,14 @@ class Saving:
         refuse_changed(small["config"], self._config.to_dict())
         states = small["rng"]["ranks"]
         if self._backend.world.is_root:
-            for line in config_differences(small["config"], self._config.to_dict()):
-                logger.info("changed since the checkpoint: %s", line)
+            self._tell_differences(config_differences(small["config"], self._config.to_dict()))
             if len(states) != self._backend.world.size:
                 logger.info("the checkpoint is of %d rank(s), this job has %d", len(states), self._backend.world.size)
         on_root(self._backend, lambda: self._load(found))
         self._replica.broadcast_state()
         if self._scheduler is not None and small["scheduler"]:
             self._scheduler.load_state_dict(small["scheduler"])
+        self._loop.weight_reference = small["scaler"].pop("weight_reference", None)
         self._precision.load_state_dict(small["scaler"])
         progress = small["progress"]
         self._position.epoch, self._position.step = progress["epoch"], progress["step"]
@@ -111,6 +126,15 @@ class Saving:
         self._feed.load_state_dicts(data, in_mid_epoch=self._position.samples_in_epoch > 0)
         self.saved_step = self._position.step
         return True
+
+    def _tell_differences(self, lines: list[str]) -> None:
+        for line in lines:
+            logger.info("changed since the checkpoint: %s", line)
+        if any(line.startswith(("optimizer.", "lr.scaling", "lr.base_batch")) for line in lines):
+            logger.warning(
+                "the optimizer's options, the learning rate among them, stay those of the checkpoint; "
+                "to change them, start another run from its weights"
+            )
 
     def _load(self, found: Found | None) -> None:
         assert found is not None

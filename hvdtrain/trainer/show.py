@@ -38,7 +38,6 @@ class Show:
             if self._is_root
             else None
         )
-        self._optimizer: torch.optim.Optimizer | None = None
         self._waited_s = 0.0
         self._epoch_of_step = position.epoch
 
@@ -49,10 +48,6 @@ class Show:
         self._progress.close()
         if self._writer is not None:
             self._writer.close()
-
-    def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Show this optimizer's learning rate."""
-        self._optimizer = optimizer
 
     def announce(self, model: nn.Module, learning_rate: float, total_steps: int | None) -> None:
         """A few lines on what is about to happen."""
@@ -110,7 +105,8 @@ class Show:
             return
         self._progress.step(self._position.step)
         if not step.finite:
-            logger.warning("step %d: the gradient is not finite; every rank skipped it", self._position.step)
+            reason = "the gradient is not finite" if step.has_weight else "every microbatch had the weight 0"
+            logger.warning("step %d: %s; every rank skipped it", self._position.step, reason)
         if not step.logged:
             return
         self._meter.add_wait(source.waited_s - self._waited_s)
@@ -118,13 +114,12 @@ class Show:
         self._meter.mark()
         rate = self._meter.samples_per_second
         assert self._writer is not None
-        assert self._optimizer is not None
         self._writer.log(
             step=self._position.step,
             epoch=self._epoch_of_step,
             loss=step.loss,
             grad_norm=step.norm,
-            lr=float(self._optimizer.param_groups[0]["lr"]),
+            lr=step.lr,
             samples_per_second=rate,
             data_wait_share=self._meter.data_wait_share,
             values=step.values,

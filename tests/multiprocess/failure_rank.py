@@ -75,10 +75,24 @@ def stuck_in_user_code() -> None:
     time.sleep(100)
 
 
+def await_all_ready() -> None:
+    """A barrier after the start: this is about ranks that fail, not about ranks that never came."""
+    note("ready", "")
+    while len(list(FOLDER.glob("ready-*"))) < SIZE:
+        time.sleep(0.02)
+
+
+def await_stuck_worker() -> None:
+    while not (FOLDER / f"worker-{BLAMED}").exists():
+        time.sleep(0.05)
+
+
 def wait_for_data() -> None:
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(StuckDataset(), num_workers=1, worker_init_fn=init_and_note)
+    from hvdtrain.failure.workers import init_worker
+
+    loader = DataLoader(StuckDataset(), num_workers=1, worker_init_fn=init_worker)
     next(iter(loader))
 
 
@@ -87,15 +101,9 @@ class StuckDataset:
         return 4
 
     def __getitem__(self, index: int) -> int:
+        note("worker", os.getpid())
         stuck_in_user_code()
         return index
-
-
-def init_and_note(worker_id: int) -> None:
-    from hvdtrain.failure.workers import init_worker
-
-    init_worker(worker_id)
-    note("worker", os.getpid())
 
 
 def fail(guard: Guard) -> None:
@@ -131,8 +139,7 @@ def fail(guard: Guard) -> None:
         import threading
 
         threading.Thread(target=wait_for_data, daemon=True).start()
-        while not (FOLDER / f"worker-{RANK}").exists():
-            time.sleep(0.05)
+        await_stuck_worker()
         raise ValueError("bad batch")
     if CASE == "two signals":
         os.kill(os.getpid(), signal.SIGTERM)
@@ -156,21 +163,25 @@ def main() -> None:
                 time.sleep(0.02 * ((RANK + run) % SIZE))
         note("clean", "done")
         return
-    limits = {"stopped": {"silent_limit_s": 1.0}, "stuck": {"stall_warning_s": 0.5, "stall_abort_s": 1.5}}
-    limits["stuck worker"] = {"stall_warning_s": 4.0, "stall_abort_s": 8.0}
+    limits = {"stopped": {"silent_limit_s": 2.0}, "stuck": {"stall_warning_s": 0.5, "stall_abort_s": 1.5}}
+    limits["stuck worker"] = {"stall_warning_s": 0.5, "stall_abort_s": 3.0}
     if CASE == "no block":  # neither a with block nor finish()
         guard = make_guard()
         guard.start()
+        await_all_ready()
         if RANK == BLAMED:
             raise ValueError("uncaught")
         wait_in_collective(guard)
     with make_guard(**limits.get(CASE, {})) as guard:
         if os.environ.get("GLOO"):
             connect_gloo()
+        await_all_ready()
         if RANK == BLAMED:
-            time.sleep(0.3)  # the others are in the collective by now
+            time.sleep(0.2)  # the others are in the collective by now
             fail(guard)
         else:
+            if CASE == "stuck worker":
+                await_stuck_worker()
             wait_in_collective(guard)
 
 

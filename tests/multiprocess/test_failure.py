@@ -15,7 +15,7 @@ import pytest
 
 RANK_SCRIPT = Path(__file__).with_name("failure_rank.py")
 # Against hangs only: every case is over within seconds.
-LIMIT_S = 60
+LIMIT_S = 120
 
 
 @dataclasses.dataclass
@@ -152,7 +152,7 @@ def test_without_a_with_block_an_uncaught_exception_is_reported_too(tmp_path: Pa
     assert job.last_line() == "hvdtrain: rank 1 (here, pid PID) failed: ValueError: uncaught"
 
 
-@pytest.mark.parametrize(("blamed", "reporter", "limit"), [(0, 1, 2), (1, 0, 1)])
+@pytest.mark.parametrize(("blamed", "reporter", "limit"), [(0, 1, 4), (1, 0, 2)])
 def test_a_stopped_process_is_lost_and_ended(tmp_path: Path, blamed: int, reporter: int, limit: int) -> None:
     job = run_job("stopped", tmp_path, blamed=blamed)
     assert sorted(job.statuses) == [-9, 1]
