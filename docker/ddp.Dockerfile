@@ -42,6 +42,7 @@ FROM dependencies AS slim
 ARG KEEP_TORCH_HEADERS=no
 RUN cd /opt/hvdtrain/lib/python3*/site-packages \
     && rm -rf torch/test torch/lib/*.a \
+    && find torch/bin -type f ! -name torch_shm_manager -delete \
     && if [ "${KEEP_TORCH_HEADERS}" = no ]; then rm -rf torch/include torch/share; fi
 
 FROM base

@@ -196,7 +196,7 @@ class Containers(Hosts):
         ours = ("docker-init", "tini", "/sbin/docker-init", "sshd", "sshd:", "/usr/sbin/sshd", "ps", "bash", "runc")
         return [
             line for line in (raw.split(None, 1)[-1].strip() for raw in lines if not raw.lstrip().startswith("Z"))
-            if line.split()[0] not in ours and "hvdtrain-ssh up" not in line
+            if line.split()[0] not in ours and "hvdtrain-ssh up" not in line and "ss -ltnH" not in line
         ]  # fmt: skip
 
     def pid(self, host: str) -> int:
