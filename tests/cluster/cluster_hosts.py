@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shlex
@@ -245,6 +246,7 @@ class Namespaces(Hosts):
         Path(self.shared).mkdir(parents=True)
         ip("link", "add", f"{self.mark}br", "type", "bridge")
         ip("link", "set", f"{self.mark}br", "up")
+        self.pass_firewall("-I")
         addresses = "".join(f"10.213.7.{n} host{n}\n" for n in range(1, len(self.names) + 1))
         for number, host in enumerate(self.names, start=1):
             space = self.space(host)
@@ -260,34 +262,46 @@ class Namespaces(Hosts):
             self.start_sshd(host)
 
     def start_sshd(self, host: str) -> None:
+        # ssh and sshd look into the user's home, whatever HOME says, and sshd refuses keys below /tmp: each host gets
+        # its own two folders mounted there, in its own mount namespace.
+        home = self.folder / "home" / host
+        mounts = []
+        for name in (".ssh", ".hvdtrain-ssh"):
+            (home / name).mkdir(parents=True, exist_ok=True)
+            (Path.home() / name).mkdir(exist_ok=True, mode=0o700)
+            mounts.append(f"mount --bind {home / name} {Path.home() / name}")
         up = [str(ROOT / "docker/ssh/hvdtrain-ssh"), "up", str(self.folder / "keys"), "--port", str(PORT)]
-        line = shlex.join([*up, "--name", host, "--foreground", *self.names])
-        own = ["unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        line = "; ".join([*mounts, f"hostname {host}", shlex.join([*up, "--name", host, "--foreground", *self.names])])
+        own = ["unshare", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
         self.daemons[host] = subprocess.Popen(
-            ["ip", "netns", "exec", self.space(host), *own, "bash", "-c", f"hostname {host}; {line}"],
-            env=self.host_environ(host),
+            ["ip", "netns", "exec", self.space(host), *own, "bash", "-c", line],
+            env=self.host_environ(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=(self.folder / f"{host}.log").open("wb"),
         )
         deadline = time.monotonic() + 20
-        while subprocess.run(["ip", "netns", "exec", self.space(host), "ss", "-ltnH", f"sport = :{PORT}"],
-                             capture_output=True, check=False).stdout == b"":  # fmt: skip
+        listening = ["ip", "netns", "exec", self.space(host), "ss", "-ltnH", f"sport = :{PORT}"]
+        while subprocess.run(listening, capture_output=True, check=False).stdout == b"":
             assert time.monotonic() < deadline, (self.folder / f"{host}.log").read_text()
             time.sleep(0.1)
 
-    def host_environ(self, host: str) -> dict[str, str]:
-        home = self.folder / "home" / host
-        home.mkdir(parents=True, exist_ok=True)
-        path = f"{Path(sys.executable).parent}:{ROOT}/docker/ssh:{os.environ['PATH']}"
-        return {**os.environ, "HOME": str(home), "HVDTRAIN_SSH_STATE": str(home / "ssh"), "PATH": path}
+    def host_environ(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:{ROOT}/docker/ssh:{os.environ['PATH']}:/usr/sbin:/sbin"
+        return {**os.environ, "PATH": path, "HVDTRAIN_SSH_STATE": str(Path.home() / ".hvdtrain-ssh")}
+
+    def pass_firewall(self, what: str) -> None:
+        """A Docker engine on this machine makes the kernel drop what other bridges carry, too."""
+        if shutil.which("iptables"):
+            rule = ["FORWARD", "-i", f"{self.mark}br", "-o", f"{self.mark}br", "-j", "ACCEPT"]
+            subprocess.run(["iptables", what, *rule], check=False, capture_output=True)
 
     def space(self, host: str) -> str:
         return f"{self.mark}{host}"
 
     def inside(self, host: str, environ: dict[str, str], tty: bool = False) -> list[str]:
-        variables = {**self.host_environ(host), **environ}
-        keep = ["HOME", "HVDTRAIN_SSH_STATE", "PATH", *environ]
+        variables = {**self.host_environ(), **environ}
+        keep = ["HVDTRAIN_SSH_STATE", "PATH", *environ]
         return ["nsenter", "-t", str(self.pid(host)), "-n", "-u", "-m", "-p", f"--wd={self.shared}", "env",
                 *(f"{name}={variables[name]}" for name in keep)]  # fmt: skip
 
@@ -313,7 +327,10 @@ class Namespaces(Hosts):
         for host in self.names:
             subprocess.run(["ip", "netns", "del", self.space(host)], check=False)
             shutil.rmtree(Path("/etc/netns") / self.space(host), ignore_errors=True)
+        self.pass_firewall("-D")
         subprocess.run(["ip", "link", "del", f"{self.mark}br"], check=False)
+        with contextlib.suppress(OSError):
+            (Path.home() / ".hvdtrain-ssh").rmdir()
 
 
 def children(pid: int) -> list[int]:
