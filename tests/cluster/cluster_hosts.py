@@ -131,7 +131,7 @@ class Hosts:
         """Start a shell line on a host."""
         return Running([*self.inside(host, environ), "bash", "-c", line])
 
-    def run(self, line: str, *, host: str = "host1", limit_s: float = 180, **environ: str) -> Ended:
+    def run(self, line: str, *, host: str = "host1", limit_s: float = 280, **environ: str) -> Ended:
         """Run a shell line on a host to its end."""
         return self.start(line, host=host, **environ).finish(limit_s)
 

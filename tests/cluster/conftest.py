@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cluster_hosts import Containers, Namespaces, engine_is_usable, namespaces_are_usable
 
+# Bracketed, so that it does not match the command line that it is itself part of.
+ANYTHING_OF_A_JOB = "[h]vdtrain (t|l|w)|[h]vdtrain.launch|[h]orovod|[o]rted|[m]pirun|[t]orchrun|[s]leep"
 HERE = Path(__file__).parent
 
 
@@ -58,7 +60,7 @@ def nothing_is_left(request):
         cluster = request.getfixturevalue("hosts")
         left = cluster.leftovers(15)
         for host in left:
-            cluster.run("pkill -KILL -f 'hvdtrain|horovod|orted|mpirun|sleep'", host=host)
+            cluster.run(f"pkill -KILL -f '{ANYTHING_OF_A_JOB}'", host=host)
         assert left == {}
 
 
