@@ -81,7 +81,8 @@ class Running:
             self.lines.append(line)
 
     def _kill(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._reader.join(5)
 
@@ -270,6 +271,8 @@ class Namespaces(Hosts):
             (home / name).mkdir(parents=True, exist_ok=True)
             (Path.home() / name).mkdir(exist_ok=True, mode=0o700)
             mounts.append(f"mount --bind {home / name} {Path.home() / name}")
+        # What a person has put into .bashrc is no part of the test, and bash reads it when sshd starts it.
+        mounts.append(f"test ! -e {Path.home()}/.bashrc || mount --bind /dev/null {Path.home()}/.bashrc")
         up = [str(ROOT / "docker/ssh/hvdtrain-ssh"), "up", str(self.folder / "keys"), "--port", str(PORT)]
         line = "; ".join([*mounts, f"hostname {host}", shlex.join([*up, "--name", host, "--foreground", *self.names])])
         own = ["unshare", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]

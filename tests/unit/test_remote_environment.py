@@ -3,7 +3,7 @@
 import pytest
 
 from hvdtrain.errors import LaunchError
-from hvdtrain.launch.remote.environment import select
+from hvdtrain.launch.remote.environment import of_this_host, select
 
 
 def test_what_travels_and_what_does_not():
@@ -44,6 +44,17 @@ def test_what_is_asked_for_travels_as_it_is():
 def test_exported_shell_functions_stay():
     environ = {"BASH_FUNC_module%%": "() {  eval true\n}", "PYTHON_FN": "() { :; }", "HVDTRAIN_FN%%": "() { :; }"}
     assert select(environ) == {}
+
+
+def test_ranks_here_keep_everything_else():
+    environ = {
+        "HOME": "/root",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "RANK": "1",
+        "MASTER_PORT": "1",
+        "BASH_FUNC_f%%": "() { :; }",
+    }
+    assert of_this_host(environ) == {"HOME": "/root", "CUDA_VISIBLE_DEVICES": "3"}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any
 
 from hvdtrain.errors import LaunchError
 from hvdtrain.launch.remote import probe
-from hvdtrain.launch.remote.ssh import Fault, SshOptions, command_for, explain, is_local, place
+from hvdtrain.launch.remote.ssh import Fault, SshOptions, command_for, explain, interpreter, is_local, place
 
 PACKAGES = ("hvdtrain", "torch")
 
@@ -113,7 +113,8 @@ def _ask_until(
     waiting = False
     start = time.monotonic()
     while True:
-        finding = _ask(name, peer, options, python, folder, max(5.0, deadline - time.monotonic()))
+        limit_s = max(options.connect_timeout_s + 10.0, deadline - time.monotonic())
+        finding = _ask(name, peer, options, python, folder, limit_s)
         left = deadline - time.monotonic()
         if finding.fault is None or not finding.fault.passing:
             return finding
@@ -142,7 +143,7 @@ def _ask(name: str, peer: str | None, options: SshOptions, python: str, folder: 
     )
     try:
         done = subprocess.run(
-            command_for(name, [python, "-"], options),
+            command_for(name, [*interpreter(python), "-"], options),
             input=source,
             capture_output=True,
             text=True,

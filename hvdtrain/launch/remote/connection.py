@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from hvdtrain.launch.remote.environment import of_this_host
 from hvdtrain.launch.remote.hosts import Share
 from hvdtrain.launch.remote.protocol import Job
 
@@ -28,6 +29,7 @@ class Connection:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=of_this_host(os.environ),
             start_new_session=True,
         )
         assert self._process.stdin is not None

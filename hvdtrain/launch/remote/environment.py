@@ -17,11 +17,13 @@ PREFIXES = (
     "HVDTRAIN_", "HOROVOD_", "NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "KMP_", "CUDA_", "OPENBLAS_",
     "TENSORBOARD_", "PYTHON",
 )  # fmt: skip
-# What another launcher said about this process, or what holds on this machine alone, must not reach the ranks.
-NEVER = re.compile(
+# What another launcher said about this process: it must not reach the ranks.
+_OF_A_LAUNCHER = re.compile(
     r"^(HOROVOD_(RANK|SIZE|LOCAL_RANK|LOCAL_SIZE|CROSS_RANK|CROSS_SIZE|HOSTNAME|GLOO_.*|CONTROLLER|CPU_OPERATIONS)"
-    r"|TORCHELASTIC_.*|HVDTRAIN_SSH_.*|CUDA_VISIBLE_DEVICES|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT))$"
+    r"|TORCHELASTIC_.*|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_(ADDR|PORT))$"
 )
+# What holds on this machine alone.
+_OF_THIS_HOST = re.compile(r"^(HVDTRAIN_SSH_.*|CUDA_VISIBLE_DEVICES)$")
 _NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -37,8 +39,8 @@ def select(environ: Mapping[str, str], asked: Iterable[str] = ()) -> dict[str, s
     """
     chosen = {
         name: value
-        for name, value in environ.items()
-        if (name in NAMES or name.startswith(PREFIXES)) and not NEVER.match(name) and not is_function(name, value)
+        for name, value in of_this_host(environ).items()
+        if (name in NAMES or name.startswith(PREFIXES)) and not _OF_THIS_HOST.match(name)
     }
     for word in asked:
         name, given, value = word.partition("=")
@@ -50,6 +52,15 @@ def select(environ: Mapping[str, str], asked: Iterable[str] = ()) -> dict[str, s
             value = environ[name]
         chosen[name] = value
     return chosen
+
+
+def of_this_host(environ: Mapping[str, str]) -> dict[str, str]:
+    """What ranks on the caller's own host get: everything but other launchers' variables and shell functions."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not _OF_A_LAUNCHER.match(name) and not is_function(name, value)
+    }
 
 
 def is_function(name: str, value: str) -> bool:

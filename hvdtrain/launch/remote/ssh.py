@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 import socket
@@ -71,6 +72,12 @@ def command_for(name: str, remote: Sequence[str], options: SshOptions) -> list[s
     if options.identity_file is not None:
         line += ["-i", options.identity_file, "-o", "IdentitiesOnly=yes"]
     return [*line, "--", name, shlex.join(remote)]
+
+
+def interpreter(python: str) -> list[str]:
+    """The words that run Python on a host with the caller's PYTHONPATH: a login has none of its own."""
+    path = os.environ.get("PYTHONPATH")
+    return ["env", f"PYTHONPATH={path}", python] if path else [python]
 
 
 def place(name: str, options: SshOptions) -> str:

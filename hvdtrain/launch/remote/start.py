@@ -14,7 +14,7 @@ from hvdtrain.launch.remote.hosts import Share
 from hvdtrain.launch.remote.job import RunningJob, to_stderr
 from hvdtrain.launch.remote.output import Output
 from hvdtrain.launch.remote.protocol import Job
-from hvdtrain.launch.remote.ssh import SshOptions, command_for
+from hvdtrain.launch.remote.ssh import SshOptions, command_for, interpreter
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -78,7 +78,8 @@ def run(plan: Plan) -> int:
                 way = f", {host.interface} {host.address}" if host.interface else ""
                 to_stderr(f"{share.host.name}: ranks {share.first_rank} to {last}{way}")
             # -P: the working folder must not shadow modules of the agent; the ranks' own path is untouched.
-            line = [plan.python, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "hvdtrain.launch.remote.agent"]
+            safe = ["-P"] if sys.version_info >= (3, 11) else []
+            line = [*interpreter(plan.python), *safe, "-m", "hvdtrain.launch.remote.agent"]
             connections.append(Connection(share, command_for(share.host.name, line, plan.ssh), job))
     except BaseException:
         for connection in connections:
