@@ -38,9 +38,12 @@ def import_horovod() -> ModuleType:
         UserError: it is missing or does not load; the message tells why and names the cure.
     """
     try:
-        return importlib.import_module("horovod.torch")
+        module = importlib.import_module("horovod.torch")
+        # Without its compiled extension the import only warns, and leaves a module without functions.
+        _ = module.init
     except Exception as error:  # a wheel for another torch raises more than ImportError
         raise UserError(explain_import_failure(error)) from error
+    return module
 
 
 class HorovodBackend(Backend):
@@ -78,6 +81,7 @@ class HorovodBackend(Backend):
             told: bytes = self._hvd.broadcast_object(payload, root_rank=0, name="hvdtrain.rendezvous")
             return told
 
+        self._environ_before = _horovod_variables()
         over_mpi = self._is_real and horovod_launch.connects_over_mpi(
             detected.launcher, self._hvd, self.options.transport
         )
@@ -93,7 +97,6 @@ class HorovodBackend(Backend):
         if self._met_over_mpi:
             return
         self._check_not_initialized()
-        self._environ_before = _horovod_variables()
         if self._is_real:
             self._server = horovod_launch.prepare(self._met(), self._hvd, self.options.transport)
         self._init()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import pytest
 import torch
@@ -524,6 +525,8 @@ def test_bfloat16_models(pool2):
 
 def test_compiled_models(pool2):
     def work(backend):
+        # before torch's compiler is imported: no worker processes, which would outlive the test
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
         model = mlp()
         plain = mlp()
         replica = backend.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), compile=True)

@@ -355,3 +355,20 @@ def test_a_steady_step_sends_few_control_messages(pool2, tmp_path):
         assert calls.count("weights") == 1
         assert calls.count("control") < 250
     assert Ran(0, tmp_path, []).w == pytest.approx([-50.0], rel=1e-4)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_microbatch_of_weight_zero_counts_for_nothing_though_its_loss_is_nan(pool2, tmp_path, accumulate):
+    """Rank 1's microbatches are all masked; the gradient is rank 0's: x = 3, then 5, or (3 + 5) / 2 in one step."""
+    ran = run(
+        pool2, job("MaskedTokens", tmp_path, accumulate=accumulate, task_options={"values": [3.0, -1.0, 5.0, -1.0]})
+    )
+    assert ran.summary["skipped_steps"] == 0
+    assert ran.w == pytest.approx([-0.8] if accumulate == 1 else [-0.4])
+    assert [line["grad_norm"] for line in ran.metrics] == ([3.0, 5.0] if accumulate == 1 else [4.0])
+
+
+def test_without_metrics_the_mean_loss_is_evaluated(pool2, tmp_path):
+    """One step from w = 2: w = 2 - 0.1 * 1; the mean loss over 1, 2, 3 is 1.9 * 2."""
+    ran = run(pool2, job("NoMetrics", tmp_path))
+    assert ran.summary["eval"] == pytest.approx({"loss": 3.8})

@@ -266,3 +266,16 @@ def test_tensorboard_has_no_step_twice_after_a_resume(pools, tmp_path):
     assert [line["step"] for line in ran.metrics] == [1, 2, 3, 4, 5]
     assert [event.step for event in events.Scalars("eval/loss")] == [5]
     assert events.Scalars("train/loss")[3].value == pytest.approx(ran.metrics[3]["loss"], rel=1e-6)
+
+
+def test_j_a_file_with_wrapped_names_is_resumed(pool2, tmp_path):
+    from hvdtrain.checkpoint.checksum import save_with_checksum
+
+    tree = job("Linear", tmp_path, task_options={"values": [1.0] * 8})
+    state = run(pool2, {**tree, "max_steps": 2}).checkpoint()
+    assert set(state) == {"format", "model", "optimizer", "scheduler", "scaler", "progress", "rng", "config"}
+    assert list(state["model"]) == ["w"]
+    state["model"] = {"module._orig_mod.w": state["model"]["w"]}
+    with (tmp_path / "checkpoints" / "step-00000002.pt").open("wb") as file:
+        save_with_checksum(state, file)
+    assert run(pool2, tree, resume="auto").w == pytest.approx([-0.4], rel=1e-6)

@@ -23,11 +23,6 @@ GOOD = """
         def model(self): ...
         def train_dataset(self): ...
 
-    class HalfEvaluation(Good):
-        def eval_dataset(self): ...
-
-    class MetricsOnly(Good):
-        def metrics(self, model, batch): ...
 """
 
 
@@ -66,18 +61,6 @@ def test_options_that_the_class_does_not_take(load):
 def test_a_method_that_is_missing(load):
     with pytest.raises(ConfigError, match=r"NoLoss lacks loss\(\), which every task has"):
         load("NoLoss")
-
-
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        ("HalfEvaluation", r"has eval_dataset\(\) but no metrics\(\)"),
-        ("MetricsOnly", r"has metrics\(\) but no eval_dataset\(\)"),
-    ],
-)
-def test_half_an_evaluation(load, task, said):
-    with pytest.raises(ConfigError, match=said):
-        load(task)
 
 
 def test_a_module_that_is_not_there(tmp_path):
