@@ -17,6 +17,7 @@ from hvdtrain.errors import HvdtrainError
 # name: (module, one line of help). A subcommand's module has one click command called `command`.
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "train": ("hvdtrain.cli.train", "Train the task that a YAML file describes."),
+    "exec": ("hvdtrain.cli.exec", "Run an unchanged Horovod script on native torch.distributed."),
     "world": ("hvdtrain.cli.world", "Show the launcher, rank and size that this process detects."),
     "doctor": ("hvdtrain.cli.doctor", "Show what works on this machine, and the cure for what does not."),
     "build-horovod": ("hvdtrain.cli.build_horovod", "Build Horovod for the installed torch, install and prove it."),
