@@ -92,6 +92,6 @@ def _own_rows(gradients: list[torch.Tensor], rows: list[int], process_set: Proce
 
     counts = torch.tensor([rows], dtype=torch.int64)
     everybody: torch.Tensor = synchronize(allgather_async(counts, process_set=process_set))
-    offsets = everybody[: process_set.rank()].sum(0).tolist()
+    offsets = everybody[: process_set.rank() or 0].sum(0).tolist()
     averaged = grouped_allreduce(gradients, op=Average, process_set=process_set)
     return [g.narrow(0, offset, count) for g, offset, count in zip(averaged, offsets, rows, strict=True)]

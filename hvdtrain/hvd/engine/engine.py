@@ -401,13 +401,13 @@ class Engine:
         tensor = entry.inputs[0]
         if entry.kind is Kind.ALLGATHER:
             rows = sum(theirs[0] for theirs in document["v"][0])
-            entry.finish(tensor_from_bytes(blob, tensor.dtype, [rows, *tensor.shape[1:]]))
-            return
-        assert entry.outputs is not None
-        target = entry.outputs[0]
-        if not (entry.kind is Kind.BROADCAST and entry.root == self.world.rank and target is tensor):
-            target.copy_(tensor_from_bytes(blob, tensor.dtype, list(tensor.shape)))
-        entry.finish(target)
+            target = tensor_from_bytes(blob, tensor.dtype, [rows, *tensor.shape[1:]])
+        else:
+            assert entry.outputs is not None
+            target = entry.outputs[0]
+            if not (entry.kind is Kind.BROADCAST and entry.root == self.world.rank and target is tensor):
+                target.copy_(tensor_from_bytes(blob, tensor.dtype, list(tensor.shape)))
+        entry.finish(target if entry.single else (target,))
 
     def _finish_join(self, document: dict[str, Any]) -> None:
         with self._lock:
