@@ -13,46 +13,54 @@ fail() {
     exit 2
 }
 
-# require_packages WHAT-FOR PACKAGE... : the packages are missing. Root on Debian or Ubuntu: says so and installs them.
-# Anyone else: prints the line that does it, and ends.
-require_packages() {
+# Debian's names of the system packages that are not there; filled by find_python and by whoever sources this.
+missing=()
+
+# install_missing WHAT-FOR : root on Debian or Ubuntu: says which packages it installs, and does. Anyone else: prints the
+# line that does it, and ends.
+install_missing() {
     local purpose=$1
-    shift
-    command -v apt-get >/dev/null || fail "$purpose: this machine lacks what Debian calls: $*. Install it and run this again."
+    [ ${#missing[@]} -ne 0 ] || return 0
+    command -v apt-get >/dev/null ||
+        fail "$purpose: this machine lacks what Debian calls: ${missing[*]}. Install it and run this again."
     if [ "$(id -u)" -ne 0 ]; then
-        printf 'error: %s needs system packages that are missing. Install them and run this again:\n\n' "$purpose" >&2
-        printf '    sudo apt-get update && sudo apt-get install -y %s\n\n' "$*" >&2
+        printf 'error: system packages are missing for %s. Install them and run this again:\n\n' "$purpose" >&2
+        printf '    sudo apt-get update && sudo apt-get install -y --no-install-recommends %s\n\n' "${missing[*]}" >&2
         exit 2
     fi
-    say "$purpose: installing system packages with apt-get: $*"
+    say "installing system packages for $purpose with apt-get: ${missing[*]}"
     apt-get update -qq || fail "apt-get update failed, see above"
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" ||
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null ||
         fail "apt-get install failed, see above"
+    missing=()
 }
 
-# Sets PYTHON to a Python of 3.10 or newer that can make virtual environments; PYTHON=/path/to/python chooses one.
+# Sets PYTHON to a Python of 3.10 or newer; PYTHON=/path/to/python chooses one. Notes the packages that are missing for it
+# to make virtual environments.
 find_python() {
     local candidate
     for candidate in ${PYTHON:+"$PYTHON"} python3 python3.13 python3.12 python3.11 python3.10; do
         if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
             PYTHON=$candidate
             # Debian leaves ensurepip out of python3; without it `python3 -m venv` fails half-way.
-            "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || require_packages "the virtual environment" "$(venv_package)"
+            "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=("$(python_package venv)")
             return
         fi
     done
     if command -v python3 >/dev/null; then
-        fail "$(command -v python3) is $(python3 --version 2>&1); 3.10 or newer is needed. Another one: PYTHON=/path/to/python3 bash $0"
+        fail "$(command -v python3) is $(python3 --version 2>&1); 3.10 or newer is needed." \
+            "Another one: PYTHON=/path/to/python3 bash $0"
     fi
-    require_packages "Python" python3 python3-venv
     PYTHON=python3
+    missing+=(python3 python3-venv)
 }
 
-venv_package() {
+# python_package venv|dev : Debian's name of that part of $PYTHON.
+python_package() {
     if [ "$(command -v "$PYTHON")" = "$(command -v python3)" ]; then
-        echo python3-venv
+        echo "python3-$1"
     else
-        "$PYTHON" -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'
+        "$PYTHON" -c "import sys; print('python%d.%d-$1' % sys.version_info[:2])"
     fi
 }
 
@@ -73,11 +81,10 @@ install_torch() {
 
 pip() { python -m pip --disable-pip-version-check "$@"; }
 
-# ensure_venv EXTRAS : makes .venv, if need be, installs torch and this package with the extras ("" or "dev,horovod"),
+# ensure_venv EXTRAS : after find_python and install_missing. Makes .venv, if need be, installs torch and this package with the extras ("" or "dev,horovod"),
 # and puts .venv first in PATH. Does nothing when that was done for this pyproject.toml, this torch and this folder.
 ensure_venv() {
     local extras=$1 python=.venv/bin/python stamp wanted
-    find_python
     wanted=$({
         cat pyproject.toml "${BASH_SOURCE[0]}"
         pwd -P

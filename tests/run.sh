@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=.setup/venv.sh
 . .setup/venv.sh
 
-missing=()
+find_python
 need() { command -v "$1" >/dev/null || missing+=("$2"); }
 need c++ g++
 need make make
@@ -19,11 +19,9 @@ need ssh openssh-client
 PATH=$PATH:/usr/sbin:/sbin need sshd openssh-server
 PATH=$PATH:/usr/sbin:/sbin need ip iproute2
 need shellcheck shellcheck
-find_python
-"$PYTHON" -c 'import pathlib, sysconfig; raise SystemExit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' ||
-    missing+=("$("$PYTHON" -c 'import sys; print("python%d.%d-dev" % sys.version_info[:2])')")
-[ ${#missing[@]} -eq 0 ] || require_packages "the tests" "${missing[@]}"
-
+has_headers='import pathlib, sysconfig; raise SystemExit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
+"$PYTHON" -c "$has_headers" 2>/dev/null || missing+=("$(python_package dev)")
+install_missing "the tests"
 ensure_venv dev,horovod
 
 say "Horovod"
@@ -33,7 +31,9 @@ say "style and types"
 ruff check .
 ruff format --check .
 mypy
-git ls-files -z '*.sh' .ci/run | xargs -0 shellcheck -x
+mapfile -t scripts < <(find .ci .setup docker examples tests -type f -exec \
+    awk 'FNR == 1 && /^#! ?\/(usr\/)?bin\/(env )?(ba|da)?sh|^# shellcheck shell=/ { print FILENAME }' {} +)
+shellcheck -x "${scripts[@]}"
 
 say "tests"
 python -m pytest tests/unit

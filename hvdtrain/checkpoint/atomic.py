@@ -42,7 +42,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         _fsync_folder(path.parent)
     except OSError as error:
         _discard(temporary)
-        raise TrainingFailed(_cannot_write(path, error)) from error
+        raise cannot_write(path, error) from error
     except BaseException:
         _discard(temporary)
         raise
@@ -68,14 +68,15 @@ def remove_leftovers(folder: Path) -> list[str]:
     return removed
 
 
-def _cannot_write(path: Path, error: OSError) -> str:
+def cannot_write(path: Path, error: OSError) -> TrainingFailed:
+    """The error to raise when a write failed; its message has path, reason and free bytes."""
     try:
         free = f"{shutil.disk_usage(path.parent).free:,} bytes are free there"
     except OSError:
         free = f"{path.parent} cannot be used"
-    return (
-        f"cannot write {path}: {error.strerror or error}; {free}. What was there before is unchanged. Make room or "
-        f"choose another output folder, then start again with --resume auto"
+    return TrainingFailed(
+        f"cannot write {path}: {error.strerror or error}; {free}. What was complete before is still there. Make room, "
+        f"then start again with --resume auto"
     )
 
 

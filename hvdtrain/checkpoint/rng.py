@@ -17,7 +17,8 @@ def rng_state() -> dict[str, Any]:
         "torch": uint8 tensor, "cuda": [uint8 tensor]}, "cuda" an empty list where CUDA is not in use.
     """
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    # Where CUDA is there but not in use, asking would set it up.
+    cuda = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {
         "python": random.getstate(),
         # weights_only refuses numpy arrays; 624 ints are 3 KB.

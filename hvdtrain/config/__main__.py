@@ -12,7 +12,7 @@ def main() -> None:
     for doc in describe_keys():
         indent = "  " * doc.key.count(".")
         default = "(required)" if doc.default is None else doc.default
-        print(f"{indent}{doc.key}: {default}    # {doc.accepts}")
+        print(f"{indent}{doc.key.rpartition('.')[2]}: {default}    # {doc.accepts}")
         print(textwrap.indent(textwrap.fill(doc.text, 100 - len(indent)), f"{indent}    "))
 
 

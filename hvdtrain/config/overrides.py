@@ -30,7 +30,10 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[str], origins: Ori
         try:
             value = source.parse(written, Origins())
         except ConfigError as error:
-            problems.append(Problem(where, key, f"{error}; write lists and mappings as [1, 2] and {{a: 1}}, in quotes"))
+            hint = (
+                "; write lists and mappings as [1, 2] and {a: 1}, in quotes" if "not valid YAML" in str(error) else ""
+            )
+            problems.append(Problem(where, key, f"{error}{hint}"))
             continue
         problems += put(tree, path, value, where, origins)
     return problems

@@ -38,7 +38,11 @@ class Origins:
 
     def line(self, path: KeyPath, number: int) -> None:
         """The value of `path` stands in line `number` of the job file (lines count from 1)."""
-        self._where[path] = (f"{self.file}, line {number}", number)
+        self._where[path] = (self.place(number), number)
+
+    def place(self, number: int) -> str:
+        """Line `number` of the job file in words; empty when there is no file."""
+        return f"{self.file}, line {number}" if self.file else ""
 
     def replace(self, path: KeyPath, where: str) -> None:
         """The value of `path`, and all beneath it, now comes from `where`."""

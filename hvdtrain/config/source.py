@@ -100,7 +100,7 @@ def _syntax_problem(error: yaml.MarkedYAMLError, text: str, origins: Origins) ->
         what = "a second document begins here (`---`); a job file has one"
     elif "mapping values are not allowed" in what:
         what += " (wrong indentation, or text with `: ` in it that needs quotes)"
-    where = f"{origins.file}, line {mark.line + 1}, column {mark.column + 1}" if origins.file else ""
+    where = f"{origins.place(mark.line + 1)}, column {mark.column + 1}" if origins.file else ""
     return Problem(where, "", f"not valid YAML: {what}")
 
 
@@ -139,15 +139,15 @@ def _mapping(
             continue
         if key_node.tag != _STR:
             shown = key_node.value if isinstance(key_node, yaml.ScalarNode) else "a mapping or list"
-            where = f"{origins.file}, line {number}" if origins.file else ""
             text = f"keys are text, not {shown or 'nothing'}; put it in quotes"
-            problems.append(Problem(where, ".".join(path), text, number))
+            problems.append(Problem(origins.place(number), ".".join(path), text, number))
             continue
         name = str(key_node.value)
         here = (*path, name)
         origins.line(here, number)
         if name in seen:
-            problems.append(origins.problem(here, f"given twice; first in line {seen[name]}. Remove one"))
+            first = f", first in line {seen[name]}" if origins.file else ""
+            problems.append(origins.problem(here, f"given twice{first}; remove one"))
             continue
         seen[name] = number
         values[name] = _value(value_node, here, origins, problems, around)
@@ -179,7 +179,7 @@ def _scalar(node: yaml.ScalarNode, path: KeyPath, origins: Origins, problems: li
             # Python writes YAML's .inf and .nan without the dot.
             return float(re.sub(r"\.(?=[iInN])", "", text))
     except (KeyError, ValueError):  # an explicit tag on other text: !!int abc
-        problems.append(origins.problem(path, f"{text!r} is not a {tag.rpartition(':')[2]}"))
+        problems.append(origins.problem(path, f"{text!r} is not of type {tag.rpartition(':')[2]}"))
         return None
     problems.append(origins.problem(path, f"the tag {tag} is not supported; remove it"))
     return None

@@ -24,6 +24,11 @@ from hvdtrain.failure.stop import StopSignals
 from hvdtrain.failure.wire import Channel, ProtocolError
 from hvdtrain.launch.world import World
 
+# How long rank 0 waits for the others' goodbyes when its own work is done.
+LAST_OUT_LIMIT_S = 5.0
+# How long a port may refuse: rank 0 listens before it tells its address, so this only covers what an earlier job left
+# in the store.
+REFUSED_LIMIT_S = 10.0
 HUB_KEY = "hvdtrain/failure/hub"
 LOOPBACK = ("localhost", "127.", "::1")
 
@@ -43,8 +48,9 @@ class Guard:
             with guard.operation("all_reduce 'loss'"):
                 ...
 
-    Leaving the block normally is `finish`; an exception is `fail`, which does not return. Enclose everything in it,
-    closing the process group too: peers must not see broken connections before they hear the reason.
+    Leaving the block normally is `finish`; an exception is `fail`, which does not return unless this process is alone.
+    Enclose everything in it, closing the process group too: peers must not see broken connections before they hear the
+    reason.
 
     Args:
         world: the place of this process.
@@ -156,6 +162,9 @@ class Guard:
         ranks should have agreed (a barrier) that all are done. Bounded; harmless when repeated."""
         if not self._running or os.getpid() != self._pid:
             return
+        if self._hub is not None:
+            # Rank 0 is the last to leave, so that it can still tell of the others.
+            self._hub.await_goodbyes(LAST_OUT_LIMIT_S)
         self._running = False
         atexit.unregister(self._at_exit)
         if sys.excepthook == self._uncaught and self._excepthook_before is not None:
@@ -179,8 +188,7 @@ class Guard:
         operation = self._watch.operation_of(error)
         failure = Failure.from_exception(error, self.world.rank, self.host, operation)
         if not self._exit_hard:
-            self._run_callback(failure)
-            self.finish()
+            self._finish_alone(failure)
             raise error
         self._end(failure)
 
@@ -192,9 +200,10 @@ class Guard:
         ending.report_failure(failure, self._on_failure)
         ending.leave(failure.exit_status)
 
-    def _run_callback(self, failure: Failure) -> None:
+    def _finish_alone(self, failure: Failure) -> None:
         if self._on_failure is not None:
             self._on_failure(failure)
+        self.finish()
 
     def __enter__(self) -> Guard:
         self.start()
@@ -205,8 +214,12 @@ class Guard:
     ) -> None:
         if error is None or isinstance(error, StopRequested) or os.getpid() != self._pid:
             self.finish()
-        else:
+        elif self._exit_hard:
             self.fail(error)
+        else:
+            # The error goes on to whoever called: a notebook, a test.
+            operation = self._watch.operation_of(error)
+            self._finish_alone(Failure.from_exception(error, self.world.rank, self.host, operation))
 
     # Ends that nobody announced
 
@@ -251,13 +264,8 @@ class Guard:
                 "started": me.started,
             }
             store.set(HUB_KEY, json.dumps(contact))
-            address = self._root_address if loopback else "127.0.0.1"
-        else:
-            contact = self._read_contact(store)
-            address = self._root_address
-        channel = self._greet(address, int(contact["port"]), str(contact["token"]), me)
-        root = Identity(0, str(contact["host"]), int(contact["pid"]), int(contact["started"]))
-        return (None if self.world.is_root else root), channel
+            return None, self._greet(self._root_address if loopback else "127.0.0.1", lambda: contact, me)[1]
+        return self._greet(self._root_address, lambda: self._read_contact(store), me)
 
     def _read_contact(self, store: Store) -> dict[str, Any]:
         try:
@@ -268,11 +276,25 @@ class Guard:
                 f"({type(error).__name__}: {error}). Rank 0 has not started or has died: see its output"
             ) from error
 
-    def _greet(self, address: str, port: int, token: str, me: Identity) -> Channel:
+    def _greet(
+        self, address: str, read_contact: Callable[[], dict[str, Any]], me: Identity
+    ) -> tuple[Identity, Channel]:
         until = time.monotonic() + self._connect_limit_s
+        refused_until = time.monotonic() + REFUSED_LIMIT_S
         while True:
+            # Read again each time: the store may still hold what an earlier job or guard wrote.
+            contact = read_contact()
+            port = int(contact["port"])
             try:
-                return self._try_greet(address, port, token, me, until)
+                channel = self._try_greet(address, port, str(contact["token"]), me, until)
+                return Identity(0, str(contact["host"]), int(contact["pid"]), int(contact["started"])), channel
+            except ConnectionRefusedError as error:
+                if time.monotonic() > min(refused_until, until):
+                    raise LaunchError(
+                        f"rank {me.rank} on {me.host} reaches {address}, but nothing listens at port {port} any more: "
+                        f"rank 0 (pid {contact['pid']} on {contact['host']}) has died or ended early; see its output"
+                    ) from error
+                time.sleep(0.2)
             except (OSError, ProtocolError) as error:
                 if time.monotonic() > until:
                     raise LaunchError(

@@ -13,7 +13,7 @@ import traceback
 from typing import Any
 
 from hvdtrain.failure import crash, ending
-from hvdtrain.failure.postmortem import Identity, count_oom_kills, explain_death
+from hvdtrain.failure.postmortem import Identity, count_oom_kills, explain_death, kill
 from hvdtrain.failure.record import SILENT, Failure
 from hvdtrain.failure.stall import Whereabouts, stall_failure, stall_warning
 from hvdtrain.failure.verdict import Verdict
@@ -90,6 +90,7 @@ class Hub:
         self._warned_at: dict[str, float] = {}
         self._oom_kills = count_oom_kills()
         self._closing = threading.Event()
+        self._others_finished = threading.Event()
         self._others_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hvdtrain-hub", daemon=True)
 
@@ -97,9 +98,18 @@ class Hub:
         """Start to listen."""
         self._thread.start()
 
+    def await_goodbyes(self, limit_s: float) -> None:
+        """Wait until every rank but rank 0 has come and said goodbye, at most ``limit_s`` seconds."""
+        self._others_finished.wait(limit_s)
+
     def await_others(self, limit_s: float) -> None:
-        """After a verdict: wait until every rank but rank 0 has left, at most ``limit_s`` seconds."""
+        """After a verdict: wait until every rank but rank 0 has left, at most ``limit_s`` seconds; then end those of
+        this host that cannot leave by themselves (stopped, or stuck in native code that holds the interpreter)."""
         self._others_left.wait(limit_s)
+        for rank in self._present():
+            process = self._peers[rank].process
+            if rank != 0 and process is not None and process.host == self._host:
+                kill(process)
 
     def close(self) -> None:
         """The job is over: tell the ranks that the end of this connection means nothing, and stop. Bounded."""
@@ -122,6 +132,7 @@ class Hub:
                 peer.channel.close()
             for each in (self._listener, self._waker, self._wakened, self._selector):
                 each.close()
+            self._others_finished.set()
             self._others_left.set()
 
     def _loop(self) -> None:
@@ -143,6 +154,8 @@ class Hub:
                 self._tell("heartbeat")
             self._finish_gathering(now)
             self._decide(now)
+            if sum(1 for rank, peer in self._peers.items() if rank and peer.finished) == self.size - 1:
+                self._others_finished.set()
             if self._decided and not any(self._present()):
                 self._others_left.set()
 
@@ -327,7 +340,9 @@ class Hub:
         failure = self._verdict.decide(now, num_alive=mute)
         if failure is not None:
             self._decided = failure
-            self._tell("verdict", failure=failure.to_dict(), reporter=self._reporter())
+            blamed = self._peers[failure.rank].process if failure.rank in self._peers else None
+            started = blamed.started if blamed else 0
+            self._tell("verdict", failure=failure.to_dict(), started=started, reporter=self._reporter())
 
     def _reporter(self) -> int:
         return min(self._present(), default=0)

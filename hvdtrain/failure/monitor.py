@@ -18,11 +18,12 @@ from collections.abc import Callable
 
 from hvdtrain.failure import crash, ending
 from hvdtrain.failure.hub import Hub, silent_failure
-from hvdtrain.failure.postmortem import Identity, count_oom_kills, explain_death, start_ticks
-from hvdtrain.failure.record import SIGNAL, Failure
+from hvdtrain.failure.postmortem import Identity, count_oom_kills, explain_death, kill, start_ticks
+from hvdtrain.failure.record import SIGNAL, SILENT, Failure
 from hvdtrain.failure.stall import Operation, OperationWatch, Whereabouts, stall_failure, stall_warning
-from hvdtrain.failure.stop import StopSignals
+from hvdtrain.failure.stop import ANNOUNCE_DELAY_S, StopSignals
 from hvdtrain.failure.wire import Channel, Message, ProtocolError
+from hvdtrain.failure.workers import worker_stacks
 
 # A failed rank waits so long for the hub to say who failed first, before it reports itself.
 VERDICT_LIMIT_S = 5.0
@@ -145,7 +146,8 @@ class Monitor:
         before = time.monotonic()
         next_heartbeat = before
         while not self._closing.is_set():
-            self._attend(tick_s)
+            pending = self._stop.announce(ANNOUNCE_DELAY_S if self._channel is not None else 0.0)
+            self._attend(min(tick_s, ANNOUNCE_DELAY_S / 2) if pending else tick_s)
             now = time.monotonic()
             passed_s = min(now - before, 2 * tick_s)
             before = now
@@ -206,9 +208,14 @@ class Monitor:
     def _hear(self, channel: Channel, message: Message) -> None:
         kind = message["kind"]
         if kind == "verdict":
-            self._end(Failure.from_dict(message["failure"]), report=message["reporter"] == self._me.rank)
+            failure = Failure.from_dict(message["failure"])
+            if failure.kind == SILENT and failure.host == self._me.host and failure.rank != self._me.rank:
+                kill(Identity(failure.rank, failure.host, failure.pid, int(message["started"])))
+            self._end(failure, report=message["reporter"] == self._me.rank)
         elif kind == "where":
-            channel.send("here", **self._watch.whereabouts())
+            place = self._watch.whereabouts()
+            # Only a rank that waits for no other may be waiting for its data.
+            channel.send("here", **place, workers="" if place["operations"] else worker_stacks())
         elif kind == "leave":
             self._leave.set()
         elif kind in ("farewell", "closing"):
@@ -223,6 +230,8 @@ class Monitor:
         # Twice the hub's own patience: of two explanations that of the hub, which sees every rank, is the better one.
         limit_s = 2 * self._limits.silent_limit_s
         if self._hub_silence_s > limit_s:
+            if self._root.host == self._me.host:
+                kill(self._root)
             self._end(silent_failure(self._root, limit_s), report=self._reports_for_root)
 
     def _check_stall(self, passed_s: float) -> None:
@@ -259,6 +268,7 @@ class Monitor:
         """Report, or wait until it is reported, and leave: all ranks at about the same time, because many launchers
         kill the rest when the first process ends."""
         self._ending.set()
+        self._stop.hush()
         ending.arm_last_resort(failure.exit_status)
         if report:
             ending.report_failure(failure, self._on_failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -51,6 +52,13 @@ def count_oom_kills() -> int:
     return 0
 
 
+def kill(process: Identity) -> None:
+    """End ``process`` of this host at once, if it is still the same one (a stopped process heeds nothing milder)."""
+    if process.started and start_ticks(process.pid) == process.started:
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
 def explain_death(process: Identity, fault_text: str, *, same_host: bool, oom_kills_before: int) -> Failure:
     """The failure of ``process``, whose connection ended without last words."""
     if fault_text:
@@ -74,7 +82,8 @@ def _words(status: int | None, host: str, *, oom: bool) -> str:
     killed = "was killed: SIGKILL (signal 9)" if number else "was killed, most likely by SIGKILL (signal 9)"
     if oom:
         return f"{killed}; the kernel's out-of-memory killer struck on {host}: use less memory (see dmesg there)"
-    return f"{killed}; it left no last words: kill -9, or the kernel's out-of-memory killer (see dmesg on {host})"
+    words = f"{killed}; it left no last words: kill -9, or the kernel's out-of-memory killer (see dmesg on {host})"
+    return words if number else f"{words}, or os._exit() in some library"
 
 
 def _stat_fields(pid: int) -> list[str]:

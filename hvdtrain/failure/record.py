@@ -37,6 +37,8 @@ _FAULT_NAMES = {
     "Floating-point exception": signal.SIGFPE,
     "Illegal instruction": signal.SIGILL,
 }
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<function>.+)')
+_OWN_THREAD = re.compile(r"hvdtrain/failure/(monitor|hub)\.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +91,8 @@ class Failure:
         """The whole report: the traceback of the rank to blame, then the sentence as the last line."""
         lines = []
         if self.traceback.strip():
-            lines += [f"hvdtrain: {self.who}:", self.traceback.strip("\n")]
+            title = "where the ranks are" if self.kind == STALL else self.who
+            lines += [f"hvdtrain: {title}:", self.traceback.strip("\n")]
         return "\n".join([*lines, f"hvdtrain: {self.sentence()}", ""])
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,15 +133,25 @@ class Failure:
     @classmethod
     def from_fault(cls, text: str, rank: int, host: str, pid: int) -> Failure:
         """The failure of a process whose `faulthandler` wrote ``text`` in its last moment."""
-        lines = [line for line in text.splitlines() if not line.startswith("Extension modules:")]
-        name = lines[0].removeprefix("Fatal Python error:").strip() if lines else ""
+        first_line, _, rest = text.partition("\n")
+        name = first_line.removeprefix("Fatal Python error:").strip()
+        stacks = _useful_stacks(rest)
         number = _FAULT_NAMES.get(name)
         what = describe_signal(number) if number else name or "a deadly signal"
+        frame = FRAME.search(stacks[-1]) if stacks else None
+        if frame:
+            what += f" in {frame['function']} ({frame['file']}:{frame['line']})"
         if number == signal.SIGABRT:
             what += "; a library gave up: its own message is further up in that rank's output"
-        return cls(
-            rank, host, pid, SIGNAL, f"died: {what}", traceback="\n".join(lines[1:]), secondary=number == signal.SIGABRT
-        )
+        aborted = number == signal.SIGABRT
+        return cls(rank, host, pid, SIGNAL, f"died: {what}", traceback="\n\n".join(stacks), secondary=aborted)
+
+
+def _useful_stacks(text: str) -> list[str]:
+    """The stacks that faulthandler wrote, one per thread: the one that crashed last, our own background threads not."""
+    blocks = [block.strip("\n") for block in text.split("\n\n") if '  File "' in block]
+    blocks = [block for block in blocks if not _OWN_THREAD.search(block)]
+    return sorted(blocks, key=lambda block: block.startswith("Current thread"))
 
 
 def is_consequence(error: BaseException) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from hvdtrain.failure.record import STALL, Failure, name_ranks
+from hvdtrain.failure.record import FRAME, STALL, Failure, name_ranks
 
 STACK_FRAMES = 12
 # A report stays readable on one screen: so many stacks are shown, the other ranks get a line.
@@ -142,11 +142,12 @@ def stall_warning(name: str, age_s: float, by_rank: int, everyone: Sequence[Wher
     """The text of a warning: who waits where, who is not there, and the stacks that explain it."""
     missing = missing_ranks(name, everyone)
     limit = f"; the job ends after {abort_s:g} s (stall_abort_s)" if abort_s else ""
-    cause = (
-        f"{name_ranks(missing)} {'is' if len(missing) == 1 else 'are'} not there"
-        if missing
-        else "every rank is in it: the network is slow or cut, or the ranks disagree about shapes or types"
-    )
+    if missing:
+        cause = f"{name_ranks(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+    elif len(everyone) > 1:
+        cause = "every rank is in it: the network is slow or cut, or the ranks disagree about shapes or types"
+    else:
+        cause = "nothing is known of other ranks"
     head = f"hvdtrain: warning: rank {by_rank} has waited {age_s:.0f} s in {name}; {cause}{limit}"
     return "\n".join([head, *_describe(name, by_rank, everyone), ""])
 
@@ -169,20 +170,19 @@ def stall_failure(name: str, age_s: float, by_rank: int, everyone: Sequence[Wher
 
 
 def _blame(where: Whereabouts) -> str:
-    frames = [line.strip() for line in where.stack.splitlines() if line.lstrip().startswith("File ")]
+    frames = list(FRAME.finditer(where.stack))
     if where.state == "here" and not where.operations and frames:
-        return f"is at {frames[-1]}"
+        return f"is in {frames[-1]['function']} ({frames[-1]['file']}:{frames[-1]['line']})"
     return where.doing()
 
 
 def _describe(name: str, by_rank: int, everyone: Sequence[Whereabouts]) -> list[str]:
-    shown = [each for each in everyone if not each.is_in(name)][: STACKS_SHOWN - 1]
-    shown += [each for each in everyone if each.rank == by_rank and each not in shown]
+    shown = [each for each in everyone if each.rank == by_rank]
+    shown += [each for each in everyone if not each.is_in(name) and each.rank != by_rank][: STACKS_SHOWN - 1]
     lines = []
-    for each in everyone:
-        if each in shown:
-            lines.append(f"  {each.who} {each.doing()}")
-            lines += [f"  {line}" for line in each.stacks().splitlines()]
+    for each in shown:
+        lines.append(f"  {each.who} {each.doing()}")
+        lines += [f"  {line}" for line in each.stacks().splitlines()]
     others = [each for each in everyone if each not in shown]
     for there in (True, False):
         ranks = [each.rank for each in others if each.is_in(name) is there]

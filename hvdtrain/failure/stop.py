@@ -23,6 +23,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # one request: the same signal counts again after the first time, another one after the second.
 ECHO_S = 0.5
 OTHER_SIGNAL_ECHO_S = 2.0
+# Launchers send SIGTERM to the survivors of a crash too, at about the moment when the ranks learn of it. The promise to
+# save a checkpoint would then be false, so it waits a moment.
+ANNOUNCE_DELAY_S = 0.5
 
 
 class StopSignals:
@@ -38,6 +41,9 @@ class StopSignals:
         self.requested = False
         self.reason = ""
         self._count = itertools.count()
+        self._requested_at = 0.0
+        self._announced = True
+        self._hushed = False
         self._first: tuple[int, float] | None = None
         self._previous: dict[int, Any] = {}
         self._previous_fd = -1
@@ -62,6 +68,7 @@ class StopSignals:
         """Put back the handlers that were there before; harmless when repeated or never installed."""
         if threading.current_thread() is not threading.main_thread():
             return
+        self.announce(delay_s=0.0)
         if self._writer is not None:
             self._restore()
         for sock in (self._reader, self._writer):
@@ -94,6 +101,23 @@ class StopSignals:
                 return signal.Signals(number).name
         return ""
 
+    def announce(self, delay_s: float = ANNOUNCE_DELAY_S) -> bool:
+        """Print once what was asked for, if that was ``delay_s`` seconds ago; returns whether this is still to come."""
+        if self._announced:
+            return False
+        if time.monotonic() - self._requested_at < delay_s:
+            return True
+        self._announced = True
+        ending.write_error(
+            f"hvdtrain: {self._prefix}got {self.reason}: stopping at the next step boundary, then saving a checkpoint; "
+            "a second signal ends at once\n"
+        )
+        return False
+
+    def hush(self) -> None:
+        """Nothing will be saved any more: say nothing about it."""
+        self._hushed = self._announced = True
+
     def request(self, reason: str) -> None:
         """Ask for a stop without a signal, quietly (a peer was asked, a time limit is near)."""
         if next(self._count) == 0:
@@ -105,15 +129,12 @@ class StopSignals:
         self._request(number)
 
     def _request(self, number: int) -> None:
-        # The main thread's handler and the thread that reads the descriptor both come here: the first one speaks.
+        # The main thread's handler and the thread that reads the descriptor both come here: the first one counts.
         if next(self._count) == 0:
-            name = signal.Signals(number).name
-            self.reason = name
+            self.reason = signal.Signals(number).name
+            self._requested_at = time.monotonic()
+            self._announced = self._hushed
             self.requested = True
-            ending.write_error(
-                f"hvdtrain: {self._prefix}got {name}: stopping at the next step boundary, then saving a checkpoint; "
-                "a second signal ends at once\n"
-            )
 
     def _restore(self) -> None:
         signal.set_wakeup_fd(self._previous_fd)

@@ -50,4 +50,4 @@ class Verdict:
         alike = [f for f in certain if (f.kind, f.message, doubt(f)) == (certain[0].kind, certain[0].message, 0)]
         # Of ranks that failed alike, the lowest is named: the same bug on every rank then reads the same every time.
         first = min(alike, key=lambda failure: failure.rank, default=certain[0])
-        return dataclasses.replace(first, also_ranks=tuple(f.rank for f in alike if f.rank != first.rank))
+        return dataclasses.replace(first, also_ranks=tuple(sorted(f.rank for f in alike if f.rank != first.rank)))

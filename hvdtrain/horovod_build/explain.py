@@ -35,6 +35,9 @@ def failure_kind(text: str) -> str:
         return f"module:{name.split('.')[0]}"
     if "Numpy is not available" in text or "numpy.core.multiarray failed to import" in text:
         return "no-numpy"
+    # Horovod compares the versions itself once its library did not load, and hides why that was.
+    if "HorovodVersionMismatchError" in text or re.search(r"installed with version .* but found version", text):
+        return "other-torch"
     library = re.search(r"(lib[\w+.-]+\.so[\w.]*): cannot open shared object file", text)
     if library:
         name = library.group(1)
@@ -45,9 +48,31 @@ def failure_kind(text: str) -> str:
         return f"no-library:{name}"
     if "undefined symbol" in text:
         return "other-torch"
-    if "has not been built" in text or "mpi_lib_v2" in text:
+    # Without its library, `import horovod.torch` prints a warning and succeeds, with an all but empty module.
+    if "has not been built" in text or "mpi_lib_v2" in text or "'horovod.torch' has no attribute" in text:
         return "no-extension"
     return "unknown"
+
+
+def chain(error: BaseException) -> str:
+    """An exception and what it was raised from, one after the other."""
+    texts = []
+    link: BaseException | None = error
+    while link is not None:
+        texts.append(f"{type(link).__name__}: {link}")
+        link = link.__cause__
+    return "\n".join(texts)
+
+
+def essence(text: str) -> str:
+    """The one line of an error's text that says what is wrong: Horovod's own advice after it is for other times."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines:
+        if re.search(r"undefined symbol|cannot open shared object|No module named|has not been built", line):
+            return line
+    return next(
+        (line for line in reversed(lines) if re.match(r"[\w.]*(Error|Exception|Exit)\b", line)), "".join(lines[-1:])
+    )
 
 
 def explain_import_failure(error: BaseException | str) -> str:
@@ -59,9 +84,8 @@ def explain_import_failure(error: BaseException | str) -> str:
     Returns:
         One or two sentences for an error message; always names a command. Never raises, imports nothing of Horovod.
     """
-    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    lines = text.strip().splitlines()
-    said = f" (it said: {lines[-1].strip()})" if lines else ""
+    text = error if isinstance(error, str) else chain(error)
+    said = f" (it said: {essence(text)})" if text.strip() else ""
     kind = failure_kind(text)
     if kind == "not-installed":
         return f"Horovod is not installed in this environment: build it for the installed torch with `{_BUILD}`."

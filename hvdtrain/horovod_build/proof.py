@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
-from hvdtrain.horovod_build.run import run
+from hvdtrain.horovod_build.run import Finished, run
 
 PROOF_LIMIT_S = 120.0
 
@@ -109,5 +110,16 @@ def _prove(transport: str, command: Sequence[str], environ: Mapping[str, str], l
         done = run(command, limit_s=limit_s, environ=environ, cwd=folder)
     if done.ok:
         return Proof(transport, True)
-    said = [line.strip() for line in done.stderr.splitlines() if "Error" in line or "error" in line]
-    return Proof(transport, False, said[0] if said and done.status is not None else done.reason(limit_s))
+    return Proof(transport, False, what_failed(done, limit_s))
+
+
+def what_failed(done: Finished, limit_s: float) -> str:
+    """The line that says why the ranks failed: the first error of Python or C++, else the first words of a launcher."""
+    if done.status is None:
+        return done.reason(limit_s)
+    lines = [line.strip() for line in done.stderr.splitlines() if re.search(r"[A-Za-z]{2}", line)]
+    for line in lines:
+        # Python's last line of a traceback; what a C++ exception says as it ends the process.
+        if re.match(r"([\w.]+(Error|Exception)|what\(\)):", line):
+            return line.removeprefix("what():").strip()
+    return lines[0] if lines else done.reason(limit_s)

@@ -8,6 +8,7 @@ import secrets
 import socket
 from typing import TYPE_CHECKING
 
+from hvdtrain.errors import LaunchError
 from hvdtrain.launch.host import host_identity
 from hvdtrain.launch.network import interfaces, is_loopback, source_address
 from hvdtrain.launch.store import Backoff, Deadline, connect, probe, serve
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 NONCE_KEY = "hvdtrain/nonce"
+# Shorter than for an address that is sure: behind an old message a foreign server is likely.
+STALE_HANDSHAKE_S = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
 class RootAddress:
     """Where rank 0 listens. `nonce` is random and also in the store: an old message can never pass for a new one.
 
-    meeting: how often rank 0's process has met its peers, so that a second meeting never takes the address of the first.
+    meeting: how often rank 0's process has met its peers, so that a second meeting never takes the first one's
+    address.
     """
 
     addresses: tuple[str, ...]
@@ -64,11 +68,8 @@ def reach_root(root: RootAddress, deadline: Deadline, who: str, *, tries: int = 
         the store, and the address of this host from which it was reached.
     """
     same_host = root.host_id == host_identity()
-    # Loopback is another host's for everybody else; on the same host it is the surest way.
-    candidates = sorted(
-        (address for address in root.addresses if same_host or not is_loopback(address)),
-        key=lambda address: same_host and not is_loopback(address),
-    )
+    # On rank 0's host loopback is the sure way, for everybody else it leads to themselves.
+    candidates = [address for address in root.addresses if is_loopback(address) == same_host]
     backoff = Backoff(0.05)
     for _ in range(tries):
         for address in candidates:
@@ -77,7 +78,10 @@ def reach_root(root: RootAddress, deadline: Deadline, who: str, *, tries: int = 
             except OSError:
                 continue
             # A port that answers may belong to another job or host by now: the nonce tells.
-            store = connect(address, root.port, deadline, who)
+            try:
+                store = connect(address, root.port, deadline, who, STALE_HANDSHAKE_S)
+            except LaunchError:
+                continue
             if store.check([NONCE_KEY]) and store.get(NONCE_KEY) == root.nonce.encode():
                 return store, source
         backoff.sleep(deadline)
@@ -103,5 +107,5 @@ def own_addresses(*, one_host: bool, interface: str, towards: str | None = None)
         source = source_address(target) if target else None
         if source and not is_loopback(source):
             first.append(source)
-    rest = [address for addresses in present.values() for address in addresses if not address.startswith("fe80:")]
+    rest = [address for addresses in present.values() for address in addresses]
     return [*dict.fromkeys([*first, *(a for a in rest if not is_loopback(a))]), "127.0.0.1"]

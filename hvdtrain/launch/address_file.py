@@ -41,9 +41,7 @@ def write_address(path: Path, root: RootAddress, deadline: Deadline) -> None:
             path.replace(kept)
             log.warning("%s held something else; it is now %s", path, kept)
         elif earlier is not None:
-            alive = None
-            with contextlib.suppress(LaunchError):
-                alive = reach_root(earlier, Deadline(min(2.0, deadline.left_s)), "rank 0", tries=1)
+            alive = reach_root(earlier, Deadline(min(2.0, deadline.left_s)), "rank 0", tries=1)
             if alive is not None:
                 raise LaunchError(
                     f"rank 0 on host {socket.gethostname()}: the file {path} is in use by a rank 0 that runs on host "
@@ -95,10 +93,7 @@ def reach_through_file(path: Path, meeting: int, deadline: Deadline, who: str) -
             if root != tried:
                 backoff = Backoff()
             tried = root
-            try:
-                reached = reach_root(root, deadline, who, tries=1)
-            except LaunchError:
-                reached = None  # a foreign server has the port of an earlier run by now
+            reached = reach_root(root, deadline, who, tries=1)
             if reached is not None:
                 return *reached, root
             seen = f"the rank 0 in it (host {root.host}, port {root.port}) does not answer, so it is of an earlier run"

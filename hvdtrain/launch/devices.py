@@ -87,7 +87,7 @@ def assign_devices(
 
 
 def visible_uuids(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, ...], str]:
-    """The CUDA devices that this process sees, and why there are none. Does not create a CUDA context."""
+    """The CUDA devices that this process sees, and why there are none. Allocates nothing on them."""
     import torch
 
     if not torch.cuda.is_available():

@@ -15,7 +15,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "HOROVOD_GLOO
 
 
 def interfaces() -> dict[str, list[str]]:
-    """The interfaces of this host that are up, each with its IP addresses (IPv4 first)."""
+    """The interfaces of this host that are up, each with its IP addresses (IPv4 first; link-local ones left out)."""
     import psutil
 
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -23,7 +23,7 @@ def interfaces() -> dict[str, list[str]]:
     for name, addresses in psutil.net_if_addrs().items():
         if name in up:
             by_family = {
-                family: [a.address.split("%")[0] for a in addresses if a.family == family]
+                family: [a.address for a in addresses if a.family == family and not a.address.startswith("fe80:")]
                 for family in (socket.AF_INET, socket.AF_INET6)
             }
             if any(by_family.values()):

@@ -77,13 +77,14 @@ def resolve(host: str, deadline: Deadline, who: str) -> list[str]:
             return sorted(addresses, key=lambda address: ":" in address)
         except (OSError, UnicodeError) as error:
             unknown = not isinstance(error, socket.gaierror) or error.errno != socket.EAI_AGAIN
+            reason = getattr(error, "strerror", None) or str(error)
             if deadline.over or (unknown and time.monotonic() - started > UNKNOWN_NAME_S):
                 raise LaunchError(
                     f"{who} on host {socket.gethostname()}: the name {host} of rank 0's host does not resolve "
-                    f"({error}). Check the spelling, or use the IP address"
+                    f"({reason}). Check the spelling, or use the IP address"
                 ) from None
             if not noted:
-                log.warning("%s: the name %s does not resolve yet (%s); trying again", who, host, error)
+                log.warning("%s: the name %s does not resolve yet; trying again", who, host)
                 noted = True
             backoff.sleep(deadline)
 
@@ -155,8 +156,8 @@ def probe(address: str, port: int, limit_s: float) -> str:
         return str(connection.getsockname()[0]).split("%")[0].removeprefix("::ffff:")
 
 
-def connect(address: str, port: int, deadline: Deadline, who: str) -> TCPStore:
-    """A client of the store that is known to accept connections on address:port.
+def connect(address: str, port: int, deadline: Deadline, who: str, handshake_s: float = HANDSHAKE_S) -> TCPStore:
+    """A client of the store on address:port, where something is known to accept connections.
 
     Raises:
         LaunchError: what answers there is not a store of torch.
@@ -166,7 +167,7 @@ def connect(address: str, port: int, deadline: Deadline, who: str) -> TCPStore:
 
     # The constructor waits without limit for a server that accepts and then stays silent: give it a thread.
     answer: queue.Queue[TCPStore | Exception] = queue.Queue()
-    limit_s = min(HANDSHAKE_S, max(1.0, deadline.left_s))
+    limit_s = min(handshake_s, max(1.0, deadline.left_s))
 
     def construct() -> None:
         try:

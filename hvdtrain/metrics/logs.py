@@ -6,11 +6,12 @@ import logging
 import sys
 from typing import TextIO
 
-from tqdm import tqdm
-
 from hvdtrain.launch.world import World
+from hvdtrain.metrics.bar import OneLineBar
 
 _NAME = "hvdtrain"
+# Rank 0, which shares the terminal, may have its bar on this line; it draws it again below ours.
+_CLEAR_LINE = "\r\x1b[K"
 
 
 def set_up_logging(
@@ -28,7 +29,7 @@ def set_up_logging(
     for handler in [*logger.handlers]:
         if isinstance(handler, _LineHandler):
             logger.removeHandler(handler)
-    handler = _LineHandler(stream)
+    handler = _LineHandler(stream, over_bar=not world.is_root)
     handler.setFormatter(_LineFormatter(_prefix(world, host)))
     logger.addHandler(handler)
     logger.setLevel(level if world.is_root else max(level, logging.WARNING))
@@ -57,16 +58,19 @@ class _LineFormatter(logging.Formatter):
 class _LineHandler(logging.Handler):
     """Writes above the progress bar, if there is one, and in one call, so that lines of ranks do not mix."""
 
-    def __init__(self, stream: TextIO | None) -> None:
+    def __init__(self, stream: TextIO | None, *, over_bar: bool) -> None:
         super().__init__()
         self._stream = stream
+        self._over_bar = over_bar
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             # Looked up now: whoever redirects standard error later gets what is said later.
             stream = self._stream or sys.stderr
             line = self.format(record) + "\n"
-            with tqdm.external_write_mode(file=stream):
+            if self._over_bar and stream.isatty():
+                line = _CLEAR_LINE + line
+            with OneLineBar.external_write_mode(file=stream):
                 stream.write(line)
                 stream.flush()
         except Exception:

@@ -26,15 +26,15 @@ class ThroughputMeter:
 
     def __init__(self, window_s: float = 10.0) -> None:
         self._window_s = window_s
+        self.start()
+
+    def start(self) -> None:
+        """Count from now on (the first step may be far from when this object was made)."""
         self._samples = 0.0
         self._waited_s = 0.0
         self._paused_s = 0.0
         self._start_s = time.perf_counter()
         self._marks: collections.deque[_Mark] = collections.deque([_Mark(0.0, 0.0, 0.0)])
-
-    def start(self) -> None:
-        """Count from now on (the first step may be far from when this object was made)."""
-        self.__init__(self._window_s)  # type: ignore[misc]
 
     def add_samples(self, samples: float) -> None:
         """Samples of a step, over all ranks."""

@@ -9,14 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from tqdm import tqdm
+from hvdtrain.metrics.bar import OneLineBar
 
 _REDRAW_EVERY_S = 0.2
-
-
-class _Bar(tqdm):  # type: ignore[type-arg]
-    # tqdm's watcher thread helps slow loops look alive; a thread is not worth it beside forked data-loader workers.
-    monitor_interval = 0
+# Of a terminal that does not tell its width; tqdm would take 0 columns for its word and show nothing.
+_DEFAULT_COLUMNS = 100
 
 
 class Progress:
@@ -51,14 +48,15 @@ class Progress:
         self._last_line_s = float("-inf")
         self._start_s = time.monotonic()
         self._paused_s = 0.0
-        self._bar: _Bar | None = None
+        self._bar: OneLineBar | None = None
         if enabled and self._stream.isatty() and os.environ.get("TERM") != "dumb":
-            self._bar = _Bar(
+            self._bar = OneLineBar(
                 total=total_steps,
                 initial=first_step,
                 file=self._stream,
                 mininterval=_REDRAW_EVERY_S,
-                dynamic_ncols=True,
+                dynamic_ncols=_has_width(self._stream),
+                ncols=_DEFAULT_COLUMNS,
                 leave=False,
                 bar_format=self._bar_format(),
             )
@@ -84,17 +82,22 @@ class Progress:
 
     @contextlib.contextmanager
     def evaluation(self, total: int | None) -> Iterator[Callable[[int], None]]:
-        """Around an evaluation of `total` microbatches; the function that it gives is told how many are done."""
+        """Around an evaluation of `total` microbatches; the function that it gives is told how many are done.
+
+        Without a terminal, an evaluation says something only if it takes longer than `plain_every_s`.
+        """
         begin_s = last_s = time.monotonic()
-        if self._enabled and self._bar is None:
-            self._say(f"{self._place()}  evaluating")
 
         def done(count: int) -> None:
             nonlocal last_s
             now_s = time.monotonic()
-            if self._bar is not None and (now_s - last_s >= _REDRAW_EVERY_S or count == 1):
-                last_s = now_s
-                self._refresh(f"  evaluating {_of(count, total)}")
+            if not self._enabled or now_s - last_s < (_REDRAW_EVERY_S if self._bar else self._plain_every_s):
+                return
+            last_s = now_s
+            doing = f"  evaluating {_of(count, total)}"
+            if self._bar is None:
+                self._say(self._place() + doing)
+            self._refresh(doing)
 
         if self._bar is not None:
             self._refresh(f"  evaluating {_of(0, total)}")
@@ -131,7 +134,7 @@ class Progress:
         self.close()
 
     def _say(self, text: str) -> None:
-        with tqdm.external_write_mode(file=self._stream):
+        with OneLineBar.external_write_mode(file=self._stream):
             self._stream.write(text + "\n")
             self._stream.flush()
 
@@ -148,8 +151,8 @@ class Progress:
     def _bar_format(self, doing: str = "") -> str:
         epoch = f"epoch {_of(self._epoch + 1, self._num_epochs)}"
         if self._total is None:
-            return f"{epoch}  step {{n_fmt}}{doing or self._values()}  {{elapsed}} gone"
-        return f"{epoch}  step {{n_fmt}}/{{total_fmt}} |{{bar:20}}|{doing or self._values() + '  {remaining} left'}"
+            return f"{epoch}  step {{n_fmt}}{doing or self._values()}  {{elapsed}} so far"
+        return f"{epoch}  step {{n_fmt}}/{{total_fmt}} |{{bar:10}}|{doing or self._values() + '  {remaining} left'}"
 
     def _place(self) -> str:
         return f"epoch {_of(self._epoch + 1, self._num_epochs)}  step {_of(self._step, self._total)}"
@@ -168,6 +171,13 @@ class Progress:
 def shown_metrics(metrics: Mapping[str, float]) -> str:
     """`accuracy 0.9745, loss 0.0812`."""
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()) or "no metrics"
+
+
+def _has_width(stream: TextIO) -> bool:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        return False
 
 
 def _of(count: int, total: int | None) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hvdtrain.checkpoint.atomic import atomic_write
+from hvdtrain.checkpoint.atomic import atomic_write, cannot_write
 from hvdtrain.metrics.event_file import EventFile, drop_later_events
 from hvdtrain.metrics.plain_json import to_json
 
@@ -39,11 +41,14 @@ class MetricsWriter:
         self._path = output / "metrics.jsonl"
         self._last_train, self._last_eval = _drop_later_lines(self._path, last_step)
         drop_later_events(output / "tensorboard", last_step)
-        self._lines = self._path.open("a", encoding="utf-8")
+        # Unbuffered: what a failed write leaves in a buffer would be written again at the next flush.
+        self._lines = self._path.open("ab", buffering=0)
         self._events = EventFile(output / "tensorboard")
         # (wall time, step, JSON document, TensorBoard values)
         self._pending: list[tuple[float, int, dict[str, Any], dict[str, float]]] = []
         self._last_flush_s = time.monotonic()
+        # A watcher thread may flush before it ends the process.
+        self._lock = threading.Lock()
 
     def log(
         self,
@@ -98,21 +103,37 @@ class MetricsWriter:
         )
 
     def flush(self) -> None:
-        """Hand everything to the operating system."""
-        pending, self._pending = self._pending, []
-        self._last_flush_s = time.monotonic()
-        self._lines.write("".join(to_json(document) + "\n" for _, _, document, _ in pending))
-        self._lines.flush()
-        for wall_time_s, step, _, values in pending:
-            self._events.add(step, wall_time_s, values)
-        self._events.flush()
+        """Hand everything to the operating system. Any thread may call it.
+
+        Raises:
+            TrainingFailed: a file cannot be written; the message has path and free bytes.
+        """
+        with self._lock:
+            pending, self._pending = self._pending, []
+            self._last_flush_s = time.monotonic()
+            if not pending:
+                return
+            try:
+                self._lines.write("".join(to_json(document) + "\n" for _, _, document, _ in pending).encode())
+            except OSError as error:
+                raise cannot_write(self._path, error) from error
+            try:
+                for wall_time_s, step, _, values in pending:
+                    self._events.add(step, wall_time_s, values)
+                self._events.flush()
+            except OSError as error:
+                raise cannot_write(self._events.path, error) from error
 
     def close(self) -> None:
         """Flush and close; a second call does nothing."""
-        if not self._lines.closed:
+        if self._lines.closed:
+            return
+        try:
             self.flush()
-            self._lines.close()
-            self._events.close()
+        finally:
+            for file in (self._lines, self._events):
+                with contextlib.suppress(OSError):
+                    file.close()
 
     def __enter__(self) -> MetricsWriter:
         return self

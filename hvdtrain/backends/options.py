@@ -1,0 +1,55 @@
+"""What a person may choose when connecting and when wrapping a model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hvdtrain.launch import ManualFlags
+
+
+@dataclasses.dataclass(frozen=True)
+class ConnectOptions:
+    """How to connect.
+
+    Attributes:
+        device: auto | cpu | cuda.
+        transport: auto | gloo | nccl | mpi; auto is nccl on CUDA, otherwise what the backend prefers on the CPU.
+        network_interface: auto, or the name of the interface that the ranks use.
+        start_timeout_s: how long to wait for the other ranks.
+        stall_warning_s: a collective that waits longer is reported.
+        stall_abort_s: a collective that waits longer ends the job.
+        flags: ranks and addresses given by hand.
+        keep_threads: leave torch's thread count as it is.
+        handle_signals: turn SIGTERM, SIGINT and SIGUSR1 into `guard.stop_requested`, for loops that look at it.
+    """
+
+    device: str = "auto"
+    transport: str = "auto"
+    network_interface: str = "auto"
+    start_timeout_s: float = 300.0
+    stall_warning_s: float = 60.0
+    stall_abort_s: float = 600.0
+    flags: ManualFlags | None = None
+    keep_threads: bool = False
+    handle_signals: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class WrapOptions:
+    """How a model is wrapped.
+
+    Attributes:
+        compression: none | fp16 | bf16 | powersgd.
+        find_unused_parameters: parameters may be left out of a step (ddp searches the graph; horovod needs nothing).
+        static_graph: the graph is the same in every step (ddp; horovod needs nothing).
+        bucket_mb: size of a gradient bucket in MiB (ddp), of the fusion buffer where the backend can set it.
+        compile: run the model through torch.compile.
+        sync_every_microbatch: reduce after every microbatch instead of once a step.
+    """
+
+    compression: str = "none"
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    bucket_mb: float = 25.0
+    compile: bool = False
+    sync_every_microbatch: bool = False

@@ -1,0 +1,75 @@
+"""Starts the ranks of a benchmark on this machine, and brings back what rank 0 measured."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import TrainingFailed
+from hvdtrain.launch.detect import ManualFlags
+
+
+def run_ranks(target: str, arguments: dict[str, Any], *, num_ranks: int, limit_s: float) -> Any:
+    """Run `function(flags, **arguments)` on each of `num_ranks` new processes.
+
+    Args:
+        target: "module:function"; the flags that it gets say how to connect.
+        arguments: JSON values.
+        limit_s: after so many seconds the ranks are ended.
+
+    Returns:
+        What the function returned on rank 0 (a JSON value).
+
+    Raises:
+        TrainingFailed: a rank ended with a status that is not 0, or the limit passed.
+    """
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
+        specification = {"target": target, "arguments": arguments, "size": num_ranks, "folder": folder}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", "hvdtrain.bench.ranks", json.dumps({**specification, "rank": rank})],
+                stdout=sys.stderr,
+            )
+            for rank in range(num_ranks)
+        ]
+        try:
+            statuses = _wait(processes, time.monotonic() + limit_s)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                process.wait()
+        if any(statuses):
+            raise TrainingFailed(f"the benchmark's ranks ended with the statuses {statuses}; their messages are above")
+        return json.loads((Path(folder) / "result.json").read_text())
+
+
+def _wait(processes: list[subprocess.Popen[bytes]], until: float) -> list[int]:
+    statuses = []
+    for process in processes:
+        try:
+            statuses.append(process.wait(max(0.1, until - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            raise TrainingFailed("the benchmark took longer than its limit; its ranks were ended") from None
+    return statuses
+
+
+def main() -> None:
+    """One rank."""
+    specification = json.loads(sys.argv[1])
+    folder = Path(specification["folder"])
+    flags = ManualFlags(f"file://{folder}/meeting", specification["rank"], specification["size"])
+    module, _, name = specification["target"].partition(":")
+    result = getattr(importlib.import_module(module), name)(flags, **specification["arguments"])
+    if specification["rank"] == 0:
+        (folder / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

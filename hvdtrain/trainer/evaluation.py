@@ -1,0 +1,140 @@
+"""Evaluation that counts each sample exactly once, whatever the number of ranks: no padding, no means of means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import IterableDataset
+
+from hvdtrain.backends import Backend, Replica
+from hvdtrain.config import Config
+from hvdtrain.data.device import to_device
+from hvdtrain.data.loader import EpochSampler, map_loader, stream_loader
+from hvdtrain.data.order import derived_seed
+from hvdtrain.data.seeding import SeededStream, own_random_numbers
+from hvdtrain.errors import ContractError, UserError
+from hvdtrain.precision import Precision
+
+# Keeps the seed of evaluations apart from those of epochs, which count from 0.
+_EVALUATION = -1
+
+
+class Evaluation:
+    """The task's `metrics` over its `eval_dataset`, on the bare model.
+
+    A map dataset is dealt to the ranks (sample i to rank i mod size); an iterable one yields this rank's own samples.
+    """
+
+    def __init__(self, task: Any, config: Config, backend: Backend) -> None:
+        self._task, self._backend = task, backend
+        self._seed = derived_seed(config.seed, backend.world.rank, _EVALUATION)
+        self._loader: Any = None
+        dataset = task.eval_dataset() if callable(getattr(task, "eval_dataset", None)) else None
+        if dataset is None:
+            return
+        world, pin_memory = backend.world, backend.device.type == "cuda"
+        collate = getattr(task, "collate", None)
+        if not isinstance(dataset, IterableDataset) and not (
+            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        ):
+            raise UserError(
+                f"eval_dataset() returned a {type(dataset).__name__}: it needs __len__ and __getitem__, or to be a "
+                f"torch.utils.data.IterableDataset; None for no evaluation"
+            )
+        if isinstance(dataset, IterableDataset):
+            stream = SeededStream(dataset, config.seed, world.rank)
+            self._loader = stream_loader(
+                stream,
+                batch_size=config.batch_size,
+                collate=collate,
+                num_workers=config.num_workers,
+                pin_memory=pin_memory,
+            )
+            return
+        sampler = EpochSampler(
+            len(dataset),
+            rank=world.rank,
+            size=world.size,
+            batch_size=config.batch_size or 1,
+            shuffle=False,
+            seed=config.seed,
+        )
+        self._loader = map_loader(
+            dataset, sampler, seed=config.seed, rank=world.rank, collate=collate, finished=config.batch_size is None,
+            num_workers=config.num_workers, pin_memory=pin_memory,
+        )  # fmt: skip
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the task has something to evaluate on."""
+        return self._loader is not None
+
+    def run(self, replica: Replica, precision: Precision) -> dict[str, float]:
+        """Evaluate. Collective: every rank gets the same metrics.
+
+        Returns:
+            {name: total / count} over all samples of all ranks.
+
+        Raises:
+            ContractError: the ranks' metrics have different names, or a count is zero everywhere.
+        """
+        replica.sync_buffers()
+        model = replica.bare_model
+        was_training = model.training
+        model.eval()
+        sums: dict[str, torch.Tensor] = {}
+        try:
+            # Whatever is drawn here leaves the random numbers of training alone, and is the same in every evaluation.
+            with torch.no_grad(), own_random_numbers(self._seed, self._backend.device):
+                for batch, _ in self._loader:
+                    with precision.autocast():
+                        found = self._task.metrics(model, to_device(batch, self._backend.device))
+                    for name, pair in _pairs(found).items():
+                        sums[name] = sums[name] + pair if name in sums else pair
+        finally:
+            model.train(was_training)
+        return self._reduce(sums)
+
+    def _reduce(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
+        names = self._backend.all_gather_object(sorted(sums))
+        known = next((found for found in names if found), [])
+        for rank, found in enumerate(names):
+            if found and found != known:
+                raise ContractError(
+                    f"metrics() gave {found} on rank {rank} and {known} on another; use the same names everywhere"
+                )
+        if not known:
+            raise ContractError("metrics() returned nothing on any rank: is eval_dataset() empty?")
+        zero = torch.zeros(2, dtype=torch.float64)
+        table = torch.stack([sums.get(name, zero).cpu() for name in known])
+        reduced = self._backend.all_reduce(table)
+        return {name: _ratio(name, *reduced[row].tolist()) for row, name in enumerate(known)}
+
+
+def _ratio(name: str, total: float, count: float) -> float:
+    if count == 0:
+        raise ContractError(
+            f"metrics(): the count of {name!r} is 0 over all ranks; return (total, count) with a positive count"
+        )
+    return total / count
+
+
+def _pairs(found: Any) -> dict[str, torch.Tensor]:
+    """{name: float64 tensor (total, count)} of what the task returned for one batch."""
+    try:
+        return {name: torch.stack([_scalar(total), _scalar(count)]) for name, (total, count) in found.items()}
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ContractError(
+            f"metrics() returned {_shortened(found)} ({error}); return {{name: (total, count)}} with numbers or "
+            f"tensors of one element, for example {{'accuracy': (correct, len(labels))}}"
+        ) from None
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _scalar(value: Any) -> torch.Tensor:
+    return torch.as_tensor(value).detach().to(torch.float64).reshape(())

@@ -1,0 +1,237 @@
+"""A whole job on one rank: connect, build, resume, train, evaluate, save, report."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from hvdtrain.backends import Backend, ConnectOptions, Replica, make_backend
+from hvdtrain.checkpoint import BestRule, CheckpointStore
+from hvdtrain.config import Config
+from hvdtrain.data.feed import Feed
+from hvdtrain.data.order import derived_seed
+from hvdtrain.data.seeding import seed_all
+from hvdtrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, TrainingFailed
+from hvdtrain.failure import Failure
+from hvdtrain.launch import ManualFlags
+from hvdtrain.metrics import Summary, clear_summary, end_report, parameters_sha256, set_up_logging, write_summary
+from hvdtrain.precision import Precision
+from hvdtrain.task import load_task, make_optimizer
+from hvdtrain.trainer import schedule
+from hvdtrain.trainer.evaluation import Evaluation
+from hvdtrain.trainer.loop import Loop, vote
+from hvdtrain.trainer.position import Position
+from hvdtrain.trainer.saving import Saving, on_root
+from hvdtrain.trainer.session import Session
+from hvdtrain.trainer.show import Show
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    config: Config, *, resume: str = "none", flags: ManualFlags | None = None, hvd: ModuleType | None = None
+) -> int:
+    """Train the job on this rank, together with the other ranks of the launcher. Collective over all of them.
+
+    Args:
+        resume: none | auto | the path of a checkpoint.
+        flags: ranks and addresses given by hand.
+        hvd: for backend horovod, a module with Horovod's API to use in its place.
+
+    Returns:
+        The exit status: 0 done, 75 stopped on request with a checkpoint saved.
+
+    Raises:
+        UserError: the input is wrong (alone; with other ranks, the process ends with status 2).
+        TrainingFailed: the job failed (alone; with other ranks, the process ends with status 1).
+    """
+    backend = make_backend(config.backend, connect_options(config, flags), hvd)
+    with backend:
+        return train_on(backend, config, resume=resume)
+
+
+def train_on(backend: Backend, config: Config, *, resume: str = "none") -> int:
+    """Train the job over a connection that is there already, which stays open. Collective. As `train`."""
+    return Job(config, backend).run(resume)
+
+
+def connect_options(config: Config, flags: ManualFlags | None = None) -> ConnectOptions:
+    """The configuration's part that is about connecting."""
+    return ConnectOptions(
+        device=config.device,
+        transport=config.transport,
+        network_interface=config.network_interface,
+        start_timeout_s=config.start_timeout_s,
+        stall_warning_s=config.stall_warning_s,
+        stall_abort_s=config.stall_abort_s,
+        flags=flags,
+        handle_signals=True,
+    )
+
+
+@dataclasses.dataclass
+class Prepared:
+    """A job that is ready to take its first step."""
+
+    session: Session
+    show: Show
+    replica: Replica
+    precision: Precision
+    store: CheckpointStore | None
+
+
+class Job:
+    """One job on one rank, over a started backend."""
+
+    def __init__(self, config: Config, backend: Backend) -> None:
+        self._config, self._backend = config, backend
+        self._output = Path(config.output)
+        self._position = Position()
+        self._is_root = backend.world.is_root
+        self._started = False
+        backend.on_failure(self._write_failure)
+
+    def run(self, resume: str) -> int:
+        with contextlib.ExitStack() as stack:
+            prepared = self.prepare(resume, stack)
+            stopped = prepared.session.run()
+        return self._report(prepared, stopped)
+
+    def prepare(self, resume: str, stack: contextlib.ExitStack) -> Prepared:
+        """Build everything up to the first step. Collective. What has to be closed goes on the stack."""
+        config, backend = self._config, self._backend
+        set_up_logging(backend.world, host=backend.host)
+        self._compare_configs()
+        best = config.checkpoint.best
+        rule = None if best is None else BestRule(best.metric, best.mode)
+        # The root looks before anything is built or written: a wrong flag must cost nothing.
+        store = on_root(
+            backend,
+            lambda: CheckpointStore(self._output / "checkpoints", keep=config.checkpoint.keep, best=rule),
+        )
+        found = on_root(backend, lambda: None if store is None else store.find(resume))
+        on_root(backend, self._prepare_output)
+        self._started = True
+
+        task = load_task(config)
+        seed_all(config.seed)
+        model = task.model().to(backend.device)
+        optimizer = make_optimizer(task, config, [p for p in model.parameters() if p.requires_grad])
+        learning_rate = schedule.scale_learning_rate(config, optimizer, backend.world.size)
+        replica = backend.wrap(
+            model,
+            optimizer,
+            config.compression,
+            find_unused_parameters=config.find_unused_parameters,
+            static_graph=config.static_graph,
+            bucket_mb=config.bucket_mb,
+            compile=config.compile,
+            sync_every_microbatch=config.sync_every_microbatch,
+        )
+        replica.broadcast_state()
+        on_cuda = backend.device.type == "cuda"
+        feed = Feed(task, config, backend.world, vote=lambda ballot: vote(backend, ballot), pin_memory=on_cuda)
+        feed.check_lengths(backend.all_gather_object)
+        evaluation = Evaluation(task, config, backend)
+        if rule is not None and not evaluation.is_possible:
+            raise config.error("checkpoint.best", "the task has no eval_dataset() and metrics() to find the best by")
+        total_steps = _total_steps(config, feed)
+        scheduler = _scheduler(task, config, optimizer, total_steps)
+        precision = Precision(
+            config.precision, backend.device, loss_scale=config.loss_scale, clip_norm=config.clip_norm
+        )
+        # From here on the ranks' random numbers differ: dropout must not drop the same units everywhere.
+        seed_all(derived_seed(config.seed, backend.world.rank, 0))
+        loop = Loop(task, config, backend, replica, precision, scheduler, self._position)
+        saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position, loop)
+        # Nothing of the user's is built after this: it might draw random numbers.
+        resumed = saving.resume(found)
+        self._check_resume(resume, resumed)
+        show = stack.enter_context(Show(config, backend, self._position, total_steps, resumed=resumed))
+        show.announce(model, learning_rate, total_steps)
+        session = Session(config, backend, replica, feed, loop, evaluation, saving, precision, self._position, show)
+        return Prepared(session, show, replica, precision, store)
+
+    def _report(self, prepared: Prepared, stopped: bool) -> int:
+        summary = self._summary("stopped" if stopped else "done", prepared.precision.skipped_steps)
+        summary.samples_per_second = prepared.show.samples_per_second
+        summary.eval = prepared.session.metrics
+        summary.parameters_sha256 = parameters_sha256(prepared.replica.bare_model)
+        digests = self._backend.all_gather_object(summary.parameters_sha256)
+        summary.ranks_agree = len(set(digests)) == 1
+        store = prepared.store
+        if store is not None:
+            write_summary(summary, self._output)
+            print(end_report(summary, self._output, checkpoint=store.latest(), best=store.best()), file=sys.stderr)
+        if not summary.ranks_agree:
+            raise TrainingFailed("the ranks ended with different parameters: see ranks_agree in summary.json")
+        return EXIT_STOPPED if stopped else EXIT_DONE
+
+    def _compare_configs(self) -> None:
+        ours = {key: value for key, value in self._config.to_dict().items() if key != "output"}
+        for rank, other in enumerate(self._backend.all_gather_object(ours)):
+            differing = [key for key in ours if other.get(key) != ours[key]]
+            if differing:
+                key = differing[0]
+                raise ConfigError(
+                    f"rank {rank} has {key}: {other.get(key)!r}, rank {self._backend.world.rank} has {ours[key]!r}; "
+                    f"every rank must read the same job file with the same flags"
+                )
+
+    def _prepare_output(self) -> None:
+        try:
+            self._output.mkdir(parents=True, exist_ok=True)
+            clear_summary(self._output)
+            self._config.dump_yaml(self._output / "config.yaml")
+        except OSError as error:
+            raise ConfigError(f"output {self._output}: cannot be written ({error}); choose another --output") from None
+
+    def _check_resume(self, resume: str, resumed: bool) -> None:
+        if not self._is_root:
+            return
+        if resumed:
+            logger.info("resumed from step %d, epoch %d", self._position.step, self._position.epoch)
+        elif resume == "auto":
+            logger.info("--resume auto: %s holds no checkpoint, so this is a fresh start", self._output)
+
+    def _summary(self, status: Any, skipped_steps: int = 0) -> Summary:
+        backend = self._backend
+        return Summary(
+            status=status,
+            backend=backend.name,
+            launcher=backend.launcher,
+            transport=backend.transport,
+            world=backend.world,
+            steps=self._position.step,
+            epochs=self._position.epoch,
+            skipped_steps=skipped_steps,
+        )
+
+    def _write_failure(self, failure: Failure) -> None:
+        # In a background thread of the rank that reports: the root, or the lowest one that is left.
+        if not self._started:
+            return
+        summary = self._summary("failed")
+        summary.failure = failure.to_dict()
+        write_summary(summary, self._output)
+
+
+def _total_steps(config: Config, feed: Feed) -> int | None:
+    per_epoch = feed.steps_per_epoch
+    by_epochs = None if per_epoch is None or config.epochs is None else per_epoch * config.epochs
+    limits = [limit for limit in (by_epochs, config.max_steps) if limit is not None]
+    return min(limits) if limits else None
+
+
+def _scheduler(task: Any, config: Config, optimizer: torch.optim.Optimizer, total_steps: int | None) -> Any:
+    own = callable(getattr(task, "scheduler", None))
+    if not own and config.lr.schedule == "constant" and config.lr.warmup_steps == 0:
+        return None
+    return schedule.make_scheduler(task, config, optimizer, total_steps)

@@ -1,0 +1,152 @@
+"""What the run shows and writes while it goes on: on the root; on the other ranks every method costs a comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hvdtrain.backends import Backend
+from hvdtrain.config import Config
+from hvdtrain.data.groups import GroupSource
+from hvdtrain.metrics import MetricsWriter, Progress, ThroughputMeter
+from hvdtrain.trainer.loop import Step
+from hvdtrain.trainer.position import Position
+from hvdtrain.trainer.schedule import effective_batch, scale_factor
+
+logger = logging.getLogger(__name__)
+
+
+class Show:
+    """Progress line, metrics files, throughput, and the lines at the start."""
+
+    def __init__(
+        self, config: Config, backend: Backend, position: Position, total_steps: int | None, *, resumed: bool
+    ) -> None:
+        self._config, self._backend, self._position = config, backend, position
+        self._is_root = backend.world.is_root
+        self._meter = ThroughputMeter()
+        self._progress = Progress(
+            enabled=self._is_root, total_steps=total_steps, first_step=position.step, num_epochs=config.epochs
+        )
+        self._writer = (
+            MetricsWriter(Path(config.output), resume_step=position.step if resumed else None)
+            if self._is_root
+            else None
+        )
+        self._waited_s = 0.0
+        self._epoch_of_step = position.epoch
+
+    def __enter__(self) -> Show:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def announce(self, model: nn.Module, learning_rate: float, total_steps: int | None) -> None:
+        """A few lines on what is about to happen."""
+        if not self._is_root:
+            return
+        config, backend = self._config, self._backend
+        world = backend.world
+        num_parameters = sum(p.numel() for p in model.parameters())
+        logger.info(
+            "%s over %s on %s, %d rank(s) on %d host(s), started by %s; %s, %d thread(s) a rank",
+            backend.name, backend.transport, backend.device.type, world.size, world.num_nodes, backend.launcher,
+            backend.interface, torch.get_num_threads(),
+        )  # fmt: skip
+        batch = effective_batch(config, world.size)
+        said = (
+            "dynamic batches"
+            if batch is None
+            else (
+                f"effective batch {batch} = {config.batch_size} x {config.accumulate} accumulated x {world.size} ranks"
+            )
+        )
+        scaled = (
+            f" (scaled {config.lr.scaling} by {scale_factor(config, world.size):.4g})"
+            if config.lr.scaling != "none"
+            else ""
+        )
+        steps = "unknown number of" if total_steps is None else f"{total_steps:,}"
+        logger.info(
+            "%s parameters; %s; learning rate %.6g%s; %s steps",
+            f"{num_parameters:,}",
+            said,
+            learning_rate,
+            scaled,
+            steps,
+        )
+
+    def start(self) -> None:
+        """The first step is about to begin."""
+        self._meter.start()
+
+    def start_epoch(self, epoch: int) -> None:
+        """An epoch begins, or goes on after a resume."""
+        self._epoch_of_step = epoch
+        self._waited_s = 0.0
+        self._progress.start_epoch(epoch)
+
+    def end_epoch(self) -> None:
+        """An epoch is complete."""
+        self._progress.end_epoch()
+
+    def step(self, step: Step, source: GroupSource) -> None:
+        """A step is done."""
+        self._meter.add_samples(step.num_samples)
+        if not self._is_root:
+            return
+        self._progress.step(self._position.step)
+        if not step.finite:
+            reason = "the gradient is not finite" if step.has_weight else "every microbatch had the weight 0"
+            logger.warning("step %d: %s; every rank skipped it", self._position.step, reason)
+        if not step.logged:
+            return
+        self._meter.add_wait(source.waited_s - self._waited_s)
+        self._waited_s = source.waited_s
+        self._meter.mark()
+        rate = self._meter.samples_per_second
+        assert self._writer is not None
+        self._writer.log(
+            step=self._position.step,
+            epoch=self._epoch_of_step,
+            loss=step.loss,
+            grad_norm=step.norm,
+            lr=step.lr,
+            samples_per_second=rate,
+            data_wait_share=self._meter.data_wait_share,
+            values=step.values,
+        )
+        self._progress.logged(loss=step.loss, samples_per_second=rate)
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Encloses an evaluation; its time does not count as training."""
+        with self._meter.paused():
+            yield
+
+    def evaluated(self, metrics: dict[str, float]) -> None:
+        """An evaluation is done."""
+        if self._writer is not None:
+            self._writer.log_eval(step=self._position.step, epoch=self._position.epoch, metrics=metrics)
+            self._progress.evaluated(metrics)
+
+    @contextlib.contextmanager
+    def saving(self) -> Iterator[None]:
+        """Encloses a checkpoint. What was logged before it is on the disk before it."""
+        with self._meter.paused():
+            if self._writer is not None:
+                self._writer.flush()
+            yield
+
+    @property
+    def samples_per_second(self) -> float:
+        """Over the whole session."""
+        return self._meter.total_samples_per_second
