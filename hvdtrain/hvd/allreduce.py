@@ -69,7 +69,7 @@ class HorovodAllreduce(torch.autograd.Function):
     """The gradient of an allreduce is the same allreduce of the gradient."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         tensor: torch.Tensor,
         average: bool | None,
@@ -85,7 +85,7 @@ class HorovodAllreduce(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         average, op, prescale_factor, postscale_factor, process_set = ctx.arguments
         gradient = allreduce(
             grad_output, average=average, op=op, prescale_factor=prescale_factor, postscale_factor=postscale_factor,
@@ -106,7 +106,7 @@ def allreduce(
 ) -> torch.Tensor:
     """Reduce a tensor over the ranks and return the result; differentiable. See `allreduce_async`."""
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodAllreduce.apply(compressed, average, name, op, prescale_factor, postscale_factor, process_set)
+    reduced = HorovodAllreduce.apply(compressed, average, name, op, prescale_factor, postscale_factor, process_set)  # type: ignore[no-untyped-call]
     return compression.decompress(reduced, ctx)
 
 
@@ -158,7 +158,7 @@ class HorovodGroupedAllreduce(torch.autograd.Function):
     """As HorovodAllreduce, for a list of tensors."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         average: bool | None,
         name: str | None,
@@ -197,7 +197,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Reduce a list of tensors together and return the results; differentiable. See `allreduce_async`."""
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
-    reduced = HorovodGroupedAllreduce.apply(
+    reduced = HorovodGroupedAllreduce.apply(  # type: ignore[no-untyped-call]
         average, name, op, prescale_factor, postscale_factor, process_set, *compressed
     )
     return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]
@@ -249,7 +249,7 @@ def sparse_allreduce_async(
         all_values: torch.Tensor = synchronize(values_handle)
         all_indices: torch.Tensor = synchronize(indices_handle)
         if op == Average:
-            all_values = all_values / process_set.size()
+            all_values = all_values / (process_set.size() or 1)
         return torch.sparse_coo_tensor(
             all_indices.transpose(0, 1), all_values, tensor.size(), dtype=tensor.dtype, device=tensor.device,
             check_invariants=False,

@@ -61,7 +61,7 @@ class HorovodAlltoall(torch.autograd.Function):
     """The gradient of an alltoall is the alltoall back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, tensor: torch.Tensor, splits: Any, name: str | None, process_set: ProcessSet) -> Any:
         output, received = synchronize(alltoall_async(tensor, splits, name, process_set))
         ctx.process_set = process_set
         ctx.received = received
@@ -72,7 +72,7 @@ class HorovodAlltoall(torch.autograd.Function):
         return output, received
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor, *unused: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor, *unused: Any) -> Any:
         gradient, _ = alltoall(grad_output, splits=ctx.received, process_set=ctx.process_set)
         if gradient.shape[0] < ctx.rows:
             # Rows that were sent to nobody.
@@ -88,4 +88,4 @@ def alltoall(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Exchange rows; differentiable. Returns the rows, and with `splits` also how many came from each rank."""
-    return HorovodAlltoall.apply(tensor, splits, name, process_set)
+    return HorovodAlltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]

@@ -88,7 +88,8 @@ def _register_process_sets(requested: list[Any]) -> None:
         process_set.process_set_id = number
         if number is None:
             raise ValueError(
-                f"Horovod could not be initialized because process_sets entry number {index} is a duplicate: {process_set}"
+                f"Horovod could not be initialized because process_sets entry number {index} is a duplicate: "
+                f"{process_set}"
             )
 
 
@@ -202,7 +203,7 @@ def nccl_built() -> int:
     """NCCL's version as a number (21903 is 2.19.3), 0 where this torch has none or no GPU is there."""
     if not (dist.is_nccl_available() and torch.cuda.is_available()):
         return 0
-    major, minor, patch = torch.cuda.nccl.version()[:3]
+    major, minor, patch = torch.cuda.nccl.version()[:3]  # type: ignore[no-untyped-call]
     return int(major * 10000 + minor * 100 + patch)
 
 

@@ -40,7 +40,7 @@ class HorovodBroadcast(torch.autograd.Function):
     """The gradient of a broadcast is the averaged gradient on the root, and zero elsewhere."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, tensor: torch.Tensor, root_rank: int, name: str | None, process_set: ProcessSet
     ) -> torch.Tensor:
         ctx.root_rank = root_rank
@@ -49,7 +49,7 @@ class HorovodBroadcast(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         from hvdtrain.hvd.allreduce import allreduce
 
         gradient = allreduce(grad_output, op=Average, process_set=ctx.process_set)
@@ -62,7 +62,7 @@ def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Return the root's tensor on all ranks; differentiable. See `broadcast_async`."""
-    return HorovodBroadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
+    return HorovodBroadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def broadcast_async_(

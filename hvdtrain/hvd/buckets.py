@@ -119,7 +119,7 @@ class Bucket:
         self.missing = len(self.numbers)
         self.work: dist.Work | Any = None
         self._options = dist.AllreduceOptions()
-        self._options.reduceOp = dist.ReduceOp.SUM
+        self._options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
 
     def launch(self, group: Group) -> None:
         """Start the reduction of what is in the buffer."""

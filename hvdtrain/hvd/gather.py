@@ -35,14 +35,14 @@ class HorovodAllgather(torch.autograd.Function):
     """The gradient of an allgather is this rank's rows of the averaged gradient."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         ctx.rows = _rows(tensor)
         ctx.process_set = process_set
         result: torch.Tensor = synchronize(allgather_async(tensor, name, process_set))
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         (gradient,) = _own_rows([grad_output], [ctx.rows], ctx.process_set)
         return gradient, None, None
 
@@ -51,7 +51,7 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Concatenate the tensors of all ranks along the first dimension; differentiable. See `allgather_async`."""
-    return HorovodAllgather.apply(tensor, name, process_set)  # type: ignore[no-any-return]
+    return HorovodAllgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def grouped_allgather_async(
@@ -66,7 +66,7 @@ class HorovodGroupedAllgather(torch.autograd.Function):
     """As HorovodAllgather, for a list of tensors."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, name: str | None, process_set: ProcessSet, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.rows = [_rows(tensor) for tensor in tensors]
@@ -83,7 +83,7 @@ def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """Gather a list of tensors together; differentiable. See `allgather_async`."""
-    return HorovodGroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-any-return]
+    return HorovodGroupedAllgather.apply(name, process_set, *tensors)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _own_rows(gradients: list[torch.Tensor], rows: list[int], process_set: ProcessSet) -> list[torch.Tensor]:

@@ -198,7 +198,7 @@ def _check_groups(groups: Any) -> None:
             seen.add(id(p))
 
 
-def DistributedOptimizer(  # noqa: N802 (Horovod's name)
+def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] = Compression.none,
@@ -250,7 +250,7 @@ def DistributedOptimizer(  # noqa: N802 (Horovod's name)
     mixin = AdasumMixin if adasum else DistributedMixin
     base = optimizer.__class__
     cls = type(base.__name__, (mixin, base), {})
-    wrapped = cls.__new__(cls)
+    wrapped: Any = cls.__new__(cls)  # type: ignore[call-overload]
     # Not through __init__: that would need the optimizer's own arguments, and would lose its state and defaults. A
     # scheduler may have put a `step` of the old instance among its attributes.
     wrapped.__dict__.update({key: value for key, value in optimizer.__dict__.items() if key != "step"})

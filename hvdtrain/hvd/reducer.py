@@ -424,7 +424,8 @@ def _on_gradient(slot: Slot, reducer: weakref.ref[GradientReducer]) -> None:
         return  # cannot have a gradient
     if frozen:
         param.requires_grad_(True)
-    remove: Callable[[], None] = param.register_post_accumulate_grad_hook(hook).remove
+    handle: Any = param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+    remove: Callable[[], None] = handle.remove
     if frozen:
         param.requires_grad_(False)
     owner = reducer()

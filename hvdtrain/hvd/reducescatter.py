@@ -49,7 +49,7 @@ class HorovodReducescatter(torch.autograd.Function):
     """The gradient of a reducescatter is the allgather of the gradient."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         tensor: torch.Tensor,
         name: str | None,
@@ -65,7 +65,7 @@ class HorovodReducescatter(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         gradient = grad_output if ctx.factor == 1 else grad_output * ctx.factor
         return allgather(gradient, process_set=ctx.process_set), None, None, None, None, None
 
@@ -81,7 +81,7 @@ def reducescatter(
 ) -> torch.Tensor:
     """Reduce and return this rank's share of the rows; differentiable. See `reducescatter_async`."""
     compressed, ctx = compression.compress(tensor)
-    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)
+    reduced = HorovodReducescatter.apply(compressed, name, op, process_set, prescale_factor, postscale_factor)  # type: ignore[no-untyped-call]
     return compression.decompress(reduced, ctx)
 
 
@@ -104,7 +104,7 @@ class HorovodGroupedReducescatter(torch.autograd.Function):
     """As HorovodReducescatter, for a list of tensors."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         name: str | None,
         op: int,
@@ -136,5 +136,5 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """Reducescatter of a list of tensors together; differentiable. See `reducescatter_async`."""
     compressed, contexts = zip(*[compression.compress(tensor) for tensor in tensors], strict=True)
-    reduced = HorovodGroupedReducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, *compressed)
+    reduced = HorovodGroupedReducescatter.apply(name, op, process_set, prescale_factor, postscale_factor, *compressed)  # type: ignore[no-untyped-call]
     return [compression.decompress(tensor, ctx) for tensor, ctx in zip(reduced, contexts, strict=True)]

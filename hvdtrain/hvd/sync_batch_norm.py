@@ -52,15 +52,16 @@ class SyncBatchNorm(_BatchNorm):
         update = self.training and self.track_running_stats
         mean = self.running_mean if update else None
         variance = self.running_var if update else None
-        result: torch.Tensor = _Normalize.apply(input, self.weight, self.bias, mean, variance, self.eps, momentum)
-        return result
+        return _Normalize.apply(  # type: ignore[no-untyped-call,no-any-return]
+            input, self.weight, self.bias, mean, variance, self.eps, momentum
+        )
 
 
 class _Normalize(torch.autograd.Function):
     """Statistics are sums over all ranks: count, sum and, around the common mean, squares."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         input: torch.Tensor,
         weight: torch.Tensor | None,
@@ -95,7 +96,7 @@ class _Normalize(torch.autograd.Function):
         return output.to(input.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> Any:
         normalized, weight, inverse = ctx.saved_tensors
         gradient = grad_output.to(normalized.dtype)
         over = [d for d in range(gradient.dim()) if d != 1]

@@ -187,7 +187,7 @@ def _rank_lost() -> bool:
     return basics.is_initialized() and basics.engine().broken is not None
 
 
-# -- commits on disk ----------------------------------------------------------------------------------------------------
+# -- commits on disk --------------------------------------------------------------------------------------------
 
 
 def _commit_file() -> Path | None:

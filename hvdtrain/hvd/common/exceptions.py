@@ -20,7 +20,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The framework found at run time is not the one Horovod was built for (never raised by hvdtrain: nothing is built)."""
+    """The installed framework is not the one Horovod was built for (never raised here: nothing is built)."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"{name} {installed_version} is installed, {version} was expected")

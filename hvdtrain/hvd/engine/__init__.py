@@ -6,7 +6,8 @@
                      |
                      '---> data thread: fuses, reduces and hands out what was agreed
 
-Horovod matches tensors by name and lets every rank submit them in an order of its own; torch.distributed matches by call
-order. So every named operation is announced to the coordinator, and it starts when every rank has announced it, in the
-order in which the coordinator says so. Small host tensors travel with the announcement and come back with the answer.
+Horovod matches tensors by name and lets every rank submit them in an order of its own; torch.distributed matches by
+call order. So every named operation is announced to the coordinator, and it starts when every rank has announced it,
+in the order in which the coordinator says so. Small host tensors travel with the announcement and come back with the
+answer.
 """

@@ -1,7 +1,7 @@
 """Adasum: adds gradients that point elsewhere, averages those that point the same way.
 
-For two vectors: adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; for a power of two of them, pairwise along a
-binary tree in rank order. Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
+For two vectors: adasum(a, b) = (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b; for a power of two of them, pairwise along
+a binary tree in rank order. Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021.
 """
 
 from __future__ import annotations

@@ -217,10 +217,13 @@ class Coordinator:
             if self.settings.stall_abort_s is not None and waited >= self.settings.stall_abort_s:
                 del self._pending[key]
                 self._answer_error(tuple(pending.strict), *key, f"{text} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS)")
-            elif self.settings.stall_warning_s is not None and waited >= self.settings.stall_warning_s:
-                if not pending.warned:
-                    pending.warned = True
-                    self._warn(text)
+            elif (
+                self.settings.stall_warning_s is not None
+                and waited >= self.settings.stall_warning_s
+                and not pending.warned
+            ):
+                pending.warned = True
+                self._warn(text)
         for step_key, (since, ranks) in list(self._waiting.items()):
             if now - since >= 1.0:
                 # A second after the first report everybody who waits has reported.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import os
 import queue
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from hvdtrain.hvd.buckets import Description
 from hvdtrain.hvd.channel import Channel
@@ -43,7 +44,7 @@ class Engine:
         settings: limits and thresholds.
     """
 
-    def __init__(self, world: World, store: dist.Store, address: str, settings: Settings) -> None:
+    def __init__(self, world: World, store: Store, address: str, settings: Settings) -> None:
         self.world = world
         self.settings = settings
         self.store = store
@@ -73,7 +74,7 @@ class Engine:
         self._star: Star = connect_star(world, store, address, settings.start_timeout_s)
         # Number of ranks on every host, in the order of the hosts.
         self.local_sizes_by_node = [n for _, n in sorted(dict(self._star.places).items())]
-        pool_store = dist.PrefixStore("data", store)
+        pool_store = PrefixStore("data", store)
         self.pool = GroupPool(pool_store, world.rank, self._star.address, settings.stall_abort_s)
         self._executor = Executor(world.rank, self.pool)
         self._coordinator: Coordinator | None = None
@@ -107,15 +108,15 @@ class Engine:
         """
         key = (entry.set_id, entry.name)
         if entry.inputs and entry.inputs[0].is_cuda:
-            entry.ready_event = torch.cuda.Event()
+            entry.ready_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             entry.ready_event.record(torch.cuda.current_stream(entry.inputs[0].device))
         with self._lock:
             if self.broken is not None:
                 raise HorovodInternalError(f"{entry.name}: {self.broken}")
             if key in self._entries:
                 raise ValueError(
-                    f"{entry.name} is still in flight on rank {self.world.rank}: a name may be submitted again when its "
-                    "operation has finished; synchronize() the first one, or give the second one another name"
+                    f"{entry.name} is still in flight on rank {self.world.rank}: a name may be submitted again when "
+                    "its operation has finished; synchronize() the first one, or give the second one another name"
                 )
             self._entries[key] = entry
             self._outbox.append(entry)
@@ -335,10 +336,9 @@ class Engine:
                 if rank == 0:
                     mine = True
                     continue
-                try:
+                # Where the peer has gone, its end of file arrives through the selector.
+                with contextlib.suppress(OSError):
                     self._star.connections[rank].send(document, blob)
-                except OSError:
-                    pass  # its end of file arrives through the selector
             if mine:
                 self._obey(document, blob)
 

@@ -126,7 +126,7 @@ class Executor:
     ) -> None:
         wire = _WIRE_DTYPES.get(dtype, dtype)
         options = dist.AllreduceOptions()
-        options.reduceOp = _REDUCE_OPS[entry.op]
+        options.reduceOp = _REDUCE_OPS[entry.op]  # type: ignore[assignment]
         if len(pairs) == 1 and wire == dtype and pairs[0][1].is_contiguous():
             source, target = pairs[0]
             buffer = target.reshape(-1)
@@ -249,7 +249,7 @@ def split_rows(rows: int, num_ranks: int) -> list[int]:
 def _finish(entry: Entry) -> None:
     outputs = entry.outputs or []
     if outputs and outputs[0].is_cuda:
-        entry.done_event = torch.cuda.Event()
+        entry.done_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         entry.done_event.record(torch.cuda.current_stream())
     if entry.kind is Kind.ALLTOALL:
         entry.finish((outputs[0], outputs[1]))
@@ -323,5 +323,5 @@ _streams: dict[int, torch.cuda.Stream] = {}
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     index = device.index if device.index is not None else torch.cuda.current_device()
     if index not in _streams:
-        _streams[index] = torch.cuda.Stream(device)
+        _streams[index] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return _streams[index]

@@ -1,24 +1,24 @@
-"""Process groups of our own: made from a store, known to nobody else, so that a script may use torch.distributed too."""
+"""Process groups of our own: made from a store, known to nobody else, so that scripts may use torch.distributed too."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from hvdtrain.hvd.engine.solo import SoloGroup
 
-# A real group, or the stand-in for one rank alone.
-Group = dist.ProcessGroup | SoloGroup
+# A backend of torch.distributed (of which some stubs are missing), or SoloGroup for one rank alone.
+Group = Any
 
 # What a collective waits for a peer that neither answers nor breaks the connection, where no abort limit is set.
 NO_LIMIT_S = 24 * 3600.0
 
 
-def make_group(
-    store: dist.Store, rank: int, size: int, *, device_type: str, address: str, timeout_s: float | None
-) -> Group:
+def make_group(store: Store, rank: int, size: int, *, device_type: str, address: str, timeout_s: float | None) -> Group:
     """Create a group over gloo (host tensors) or NCCL (CUDA tensors). Collective over its members.
 
     Args:
@@ -32,7 +32,7 @@ def make_group(
         return SoloGroup()
     timeout = timedelta(seconds=timeout_s or NO_LIMIT_S)
     if device_type == "cpu":
-        options = dist.ProcessGroupGloo._Options()
+        options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
         options._threads = 2
@@ -50,7 +50,7 @@ class GroupPool:
     Only the data thread calls this, in the agreed order, so that all members make the same group at the same time.
     """
 
-    def __init__(self, store: dist.Store, rank: int, address: str, timeout_s: float | None) -> None:
+    def __init__(self, store: Store, rank: int, address: str, timeout_s: float | None) -> None:
         self._store = store
         self._rank = rank
         self._address = address
@@ -62,7 +62,7 @@ class GroupPool:
         key = (label, device_type)
         group = self._groups.get(key)
         if group is None:
-            store = dist.PrefixStore(f"{label}/{device_type}", self._store)
+            store = PrefixStore(f"{label}/{device_type}", self._store)
             rank = members.index(self._rank)
             group = self._groups[key] = make_group(
                 store, rank, len(members), device_type=device_type, address=self._address, timeout_s=self._timeout_s

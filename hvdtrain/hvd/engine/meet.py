@@ -6,7 +6,7 @@ import atexit
 import dataclasses
 import os
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hvdtrain.launch.detect import Detected, detect
 from hvdtrain.launch.rendezvous import Rendezvous, open_rendezvous
@@ -22,7 +22,7 @@ class Meeting:
     """
 
     world: World
-    store: dist.Store
+    store: Store
     address: str
 
 

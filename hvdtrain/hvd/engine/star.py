@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from hvdtrain.hvd.common.exceptions import HorovodInternalError
 from hvdtrain.hvd.engine.wire import Connection
@@ -33,7 +33,7 @@ class Star:
             connection.close()
 
 
-def connect_star(world: World, store: dist.Store, root_address: str, timeout_s: float) -> Star:
+def connect_star(world: World, store: Store, root_address: str, timeout_s: float) -> Star:
     """Connect all ranks to rank 0. Collective.
 
     Args:
@@ -49,7 +49,7 @@ def connect_star(world: World, store: dist.Store, root_address: str, timeout_s: 
     return _connect_to_root(world, store, timeout_s)
 
 
-def _accept_all(world: World, store: dist.Store, address: str, timeout_s: float) -> Star:
+def _accept_all(world: World, store: Store, address: str, timeout_s: float) -> Star:
     family = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0]
     listener = socket.create_server((address, 0), family=family, backlog=world.size)
     token = secrets.token_hex(16)
@@ -93,7 +93,7 @@ def _accept_all(world: World, store: dist.Store, address: str, timeout_s: float)
     return Star(connections, own_address, everybody)
 
 
-def _connect_to_root(world: World, store: dist.Store, timeout_s: float) -> Star:
+def _connect_to_root(world: World, store: Store, timeout_s: float) -> Star:
     address, port, token = json.loads(store.get("control").decode())
     try:
         sock = socket.create_connection((address, port), timeout=timeout_s)
