@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+import psutil
+
 from hvdtrain.failure.record import Failure
 
 # gloo's worker thread frees its last work item after the collective has returned; in a process that is shutting down
@@ -70,8 +72,6 @@ def kill_descendants() -> None:
     Launchers such as horovodrun wait until nobody holds their pipes any more, and a worker holds them. Python's
     resource tracker and torch's shared-memory manager are left: they clean up and then leave by themselves.
     """
-    import psutil
-
     tracker = getattr(getattr(multiprocessing, "resource_tracker", None), "_resource_tracker", None)
     spared = {getattr(tracker, "_pid", None), os.getpid()}
     try:

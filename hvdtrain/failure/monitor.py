@@ -297,7 +297,7 @@ class Monitor:
         """On rank 0: give the hub time to send the others away before it dies with this process."""
         self._await_report()
         if self._hub is not None:
-            self._hub.await_others(REPORT_LIMIT_S / 2)
+            self._hub.await_others(REPORT_LIMIT_S)
 
 
 def my_identity(rank: int, host: str) -> Identity:

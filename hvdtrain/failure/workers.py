@@ -12,6 +12,8 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 # prctl(2): the signal that this process gets when its parent's thread ends.
 _PR_SET_PDEATHSIG = 1
 # A file in memory, found by this name among a worker's descriptors, into which it writes its stack on SIGUSR2.
@@ -58,8 +60,6 @@ def _die_at_end_of(pipe: int) -> None:
 
 def worker_stacks() -> str:
     """The Python stacks of this process's data-loader workers (those that ran `init_worker`), innermost call first."""
-    import psutil
-
     files: dict[int, Path] = {}
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().children(recursive=True):
