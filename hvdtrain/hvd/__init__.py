@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from hvdtrain.hvd import elastic, mpi_ops
 from hvdtrain.hvd.common.exceptions import HostsUpdatedInterrupt
+from hvdtrain.hvd.engine.meet import meet_through
 from hvdtrain.hvd.functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from hvdtrain.hvd.mpi_ops import *  # noqa: F403
 from hvdtrain.hvd.optimizer import DistributedOptimizer
@@ -22,5 +23,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
     "elastic",
+    "meet_through",
     *mpi_ops.__all__,
 ]

@@ -33,6 +33,16 @@ _rendezvous: Rendezvous | None = None
 _generation = 0
 
 
+def meet_through(rendezvous: Rendezvous) -> None:
+    """Let the next `init` use a meeting that the caller has opened, and will close, instead of opening one.
+
+    Args:
+        rendezvous: of the same ranks on every rank.
+    """
+    global _rendezvous
+    _rendezvous = rendezvous
+
+
 def meet(timeout_s: float) -> Meeting:
     """Find the other ranks, under whatever launcher started this process. Collective.
 
