@@ -1,9 +1,9 @@
 """Reduces the gradients of one wrapped optimizer, overlapped with backward.
 
-The first `finish` plans buckets together with the other ranks (see `Channel`); from then on hooks copy each gradient
-into its bucket as soon as it is there. A gradient that is missing at `finish` counts as zero, so that the ranks may use
-different parts of the model. Compressors that we do not know, and reductions other than sums, take the slower way of
-one named allreduce per parameter.
+In the first step each gradient is a named allreduce, as under Horovod. At its end the ranks plan buckets together (see
+`Channel`), and from then on hooks copy each gradient into its bucket as soon as it is there. A gradient that is missing
+at `finish` counts as zero, so that the ranks may use different parts of the model. Compressors that we do not know, and
+reductions other than sums, stay with named allreduces.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hvdtrain.hvd.common.exceptions import HorovodInternalError
 from hvdtrain.hvd.common.process_sets import ProcessSet
 from hvdtrain.hvd.compression import Compressor, FP16Compressor, NoneCompressor
 from hvdtrain.hvd.engine.engine import Engine
-from hvdtrain.hvd.engine.request import dtype_name
+from hvdtrain.hvd.engine.request import Entry, dtype_name
 from hvdtrain.hvd.handles import synchronize
 
 # Parameters stay in the buckets, as zeros, for so many steps after they were frozen: freezing them for one step only
@@ -90,6 +90,8 @@ class GradientReducer:
         self._planned = compression in (NoneCompressor, FP16Compressor) and op in (Average, Sum)
         self._channel: Channel | None = None
         self._in_plan: list[Slot] = []
+        # A plan that was submitted and is not in use yet: what was submitted, and its parameters.
+        self._pending: tuple[Entry, list[Slot]] | None = None
         self._ready_order: list[Slot] = []
         self._changed_steps = 0
         self._usage: tuple[bool, ...] = ()
@@ -134,6 +136,7 @@ class GradientReducer:
         self._engine = engine
         self._active = (self.process_set.size() or 1) > 1 and bool(self.process_set.included())
         self._channel = None
+        self._pending = None
         self._in_plan = []
         self._plans = 0
         for slot in self.slots:
@@ -160,12 +163,12 @@ class GradientReducer:
             self._ready(slot)
 
     def _ready(self, slot: Slot) -> None:
+        if self._pending is not None:
+            self._adopt_plan()
         channel = self._channel
-        if not self._planned:
-            self._submit(slot)
-        elif channel is None or slot.number < 0:
+        if channel is None or slot.number < 0:
             self._ready_order.append(slot)
-            return
+            self._submit(slot)
         elif slot.number in channel.sparse:
             self._submit_sparse(slot)
         else:
@@ -182,7 +185,7 @@ class GradientReducer:
             view.zero_()
         else:
             if gradient.is_sparse:
-                gradient = gradient.to_dense()
+                gradient = _dense(gradient)
             factor = channel.prescale_copies[slot.number]
             if gradient is view:
                 if factor != 1.0:
@@ -205,7 +208,7 @@ class GradientReducer:
         if param.grad.is_sparse and not self.sparse_as_dense:
             self._submit_sparse(slot)
             return
-        gradient = param.grad.to_dense() if param.grad.is_sparse else param.grad
+        gradient = _dense(param.grad) if param.grad.is_sparse else param.grad
         compressed, ctx = self.compression.compress(gradient)
         averaged = self.op == Average
         handle = allreduce_async_(
@@ -250,8 +253,8 @@ class GradientReducer:
             return
         engine = self._engine
         assert engine is not None
-        if self._planned and self._channel is None:
-            self._plan([slot for slot in self.slots if slot.param.requires_grad])
+        if self._pending is not None:
+            self._adopt_plan()
         channel = self._channel
         agreed: bool | None = None
         extras = [
@@ -266,8 +269,14 @@ class GradientReducer:
                     else:
                         self._fill(slot, channel)
             channel.launch_ready()
-        for slot in extras:
-            if not slot.ready:
+        if channel is None and self._planned:
+            self._plan([slot for slot in self.slots if slot.param.requires_grad])
+        missing = [slot for slot in extras if not slot.ready]
+        sparse = self._sparse_elsewhere(missing) if channel is None else set()
+        for slot in missing:
+            if id(slot) in sparse:
+                self._submit_sparse(slot)
+            else:
                 self._submit(slot)
         if channel is not None:
             agreed = self._wait_for_buckets(engine, channel)
@@ -275,9 +284,17 @@ class GradientReducer:
             if slot.handle is not None:
                 self._take_result(slot)
             slot.computed, slot.ready, slot.delay = False, False, self.passes
-        self._ready_order.clear()
         if channel is not None:
             self._consider_new_plan(agreed, bool(extras))
+        self._ready_order.clear()
+
+    def _sparse_elsewhere(self, missing: list[Slot]) -> set[int]:
+        """Which of these, that have no gradient here, have a sparse one on another rank: ids of the slots."""
+        if self._pending is None or all(slot.param.grad is not None for slot in missing):
+            return set()
+        # The ranks' proposals for the plan tell. Waiting for them is no more than waiting for the gradients.
+        entry, slots = self._pending
+        return {id(slots[number]) for number in entry.wait().sparse}
 
     def _wait_for_buckets(self, engine: Engine, channel: Channel) -> bool | None:
         """Wait for the buckets; returns whether all ranks use the same parameters, None where that was not asked."""
@@ -354,7 +371,10 @@ class GradientReducer:
             self._plan([slot for slot in self.slots if slot.param.requires_grad])
 
     def _plan(self, slots: list[Slot]) -> None:
-        """Agree with the other ranks on buckets, their order, and what is sparse. Collective."""
+        """Begin to agree with the other ranks on buckets, their order, and what is sparse; the next step needs it.
+
+        Nobody is waited for: the ranks may finish the steps of several optimizers in different orders.
+        """
         engine = self._engine
         assert engine is not None
         old, self._channel = self._channel, None
@@ -381,14 +401,24 @@ class GradientReducer:
         number = self.process_set.process_set_id
         assert number is not None
         strict = [[description.to_json() for description in descriptions], options]
-        channel = engine.plan(number, name, strict, {"order": seen + rest, "sparse": sparse})
+        entry = engine.submit_plan(number, name, strict, {"order": seen + rest, "sparse": sparse})
+        self._pending = entry, slots
         if old is not None:
             engine.release_plan(f"{self._label}.{self._plans - 2}")
-        for slot in slots:
-            slot.number = numbers[id(slot)]
-        self._in_plan = slots
-        self._channel = channel
         weakref.finalize(self, engine.release_plan, name)
+
+    def _adopt_plan(self) -> None:
+        """Use the plan from now on.
+
+        Raises:
+            HorovodInternalError: the ranks have different parameters or options; the message names them.
+        """
+        assert self._pending is not None
+        (entry, slots), self._pending = self._pending, None
+        self._channel = entry.wait()
+        self._in_plan = slots
+        for number, slot in enumerate(slots):
+            slot.number = number
 
 
 def _describe(slot: Slot) -> Description:
@@ -403,11 +433,22 @@ def _describe(slot: Slot) -> Description:
     )
 
 
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient as a dense one.
+
+    Not `gradient.to_dense()` alone: torch 2.13 loses a single value that is an expanded tensor, as the gradient of a
+    sum over an embedding is.
+    """
+    values = gradient._values()
+    copied = torch.empty(values.shape, dtype=values.dtype, device=values.device).copy_(values)
+    return torch.sparse_coo_tensor(gradient._indices(), copied, gradient.shape, check_invariants=False).to_dense()
+
+
 def _empty_sparse(param: torch.Tensor) -> torch.Tensor:
     """A sparse gradient without entries, with one sparse dimension as embeddings have them."""
     indices = torch.empty((1, 0), dtype=torch.int64, device=param.device)
     values = torch.empty((0, *param.shape[1:]), dtype=param.dtype, device=param.device)
-    return torch.sparse_coo_tensor(indices, values, param.shape)
+    return torch.sparse_coo_tensor(indices, values, param.shape, check_invariants=False)
 
 
 def _on_gradient(slot: Slot, reducer: weakref.ref[GradientReducer]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hvdtrain.hvd import basics
+from hvdtrain.hvd.basics import init, shutdown
 from hvdtrain.hvd.common.elastic import ObjectState, State, run_fn
 from hvdtrain.hvd.elastic.sampler import ElasticSampler
 from hvdtrain.hvd.elastic.state import TorchState
 
-__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
+__all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "init", "run", "run_fn", "shutdown"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -19,5 +19,5 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reset() -> None:
-    basics.shutdown()
-    basics.init()
+    shutdown()
+    init()

@@ -96,7 +96,7 @@ class Coordinator:
         elif what == "j":
             self._join(rank, message[1])
         elif what == "b":
-            self.depart(rank, f"rank {rank} has shut down")
+            self._depart(rank, f"rank {rank} has shut down")
             if len(self._departed) == self.size:
                 self._send(range(self.size), {"closed": True})
         elif what == "w":
@@ -143,8 +143,6 @@ class Coordinator:
         pending.payload[rank] = payload
         if self._complete(key, pending):
             self._ready.append(key)
-        elif kind == "plan":
-            self._check_plans(set_id)
 
     def _complete(self, key: tuple[int, str], pending: Pending) -> bool:
         announced = pending.strict
@@ -169,7 +167,7 @@ class Coordinator:
             if key not in self._ready and self._complete(key, pending):
                 self._ready.append(key)
 
-    def depart(self, rank: int, reason: str) -> list[Outgoing]:
+    def _depart(self, rank: int, reason: str) -> None:
         """A rank has left, in good order or not: nothing that needs it can ever be done."""
         self._departed.setdefault(rank, reason)
         for key in [key for key in self._pending if rank in self.sets[key[0]]]:
@@ -178,13 +176,12 @@ class Coordinator:
         for other in self._joined:
             if other != rank:
                 self._send((other,), {"joined": -1, "error": f"join: {reason}", "counters": {}})
-        return self.flush()
 
     def lose(self, rank: int, reason: str) -> list[Outgoing]:
         """A rank's connection broke: tell everybody, because their data connections to it are broken too."""
         if rank in self._departed:
             return []
-        self.depart(rank, reason)
+        self._depart(rank, reason)
         self._send([r for r in range(self.size) if r not in self._departed], {"lost": reason})
         return self.flush()
 
@@ -379,22 +376,6 @@ class Coordinator:
         else:
             text = f"{key[1]}: rank {rank} comes late with other parameters or options than the others planned with"
             self._answer_error((rank,), *key, text)
-
-    def _check_plans(self, set_id: int) -> None:
-        """Optimizers of which every rank waits for another one never get anywhere: say so at once."""
-        plans = {name: p for (s, name), p in self._pending.items() if s == set_id and p.kind == "plan"}
-        waiting = [r for pending in plans.values() for r in pending.strict]
-        if sorted(waiting) != sorted(r for r in self.sets[set_id] if r not in self._joined):
-            return
-        described = []
-        for name, pending in plans.items():
-            names = [parameter[0] for parameter in next(iter(pending.strict.values()))[0]]
-            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            described.append(f"rank{_s(pending.strict)} {_ranks(pending.strict)}: {len(names)} ({shown})")
-            del self._pending[(set_id, name)]
-        text = "DistributedOptimizer: the ranks have different parameters: " + "; ".join(described)
-        for name, pending in plans.items():
-            self._answer_error(tuple(pending.strict), set_id, name, text)
 
     def _disagreement(self, set_id: int, name: str, pending: Pending) -> str | None:
         joined = [r for r in self.sets[set_id] if r in self._joined]

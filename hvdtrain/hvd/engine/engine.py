@@ -160,19 +160,14 @@ class Engine:
         self._ghosts.append(ghost)
         ghost.start()
 
-    def plan(self, set_id: int, name: str, strict: list[Any], varying: dict[str, Any]) -> Channel:
-        """Agree on the buckets of an optimizer. Collective over the process set.
+    def submit_plan(self, set_id: int, name: str, strict: list[Any], varying: dict[str, Any]) -> Entry:
+        """Propose the buckets of an optimizer. The entry's result is the `Channel` on which all ranks agreed.
 
         Args:
             strict: descriptions of the parameters, and options: equal on all ranks.
             varying: "order" in which gradients became ready, "sparse" parameters.
-
-        Raises:
-            HorovodInternalError: the ranks have different parameters or options; the message names them.
         """
-        channel = self.submit(Entry(Kind.PLAN, f"plan.{name}", set_id, strict, varying=varying)).wait()
-        assert isinstance(channel, Channel)
-        return channel
+        return self.submit(Entry(Kind.PLAN, f"plan.{name}", set_id, strict, varying=varying))
 
     def release_plan(self, name: str) -> None:
         """Forget a plan: its optimizer is gone, or has a new one. May be called while garbage is collected."""
