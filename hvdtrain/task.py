@@ -26,7 +26,8 @@ class Task(Protocol):
     """The least that a task has. Any class will do; there is nothing to inherit from.
 
     Optional besides these: `eval_dataset() -> Dataset | None`,
-    `metrics(model, batch) -> {name: (total, count)}` (bare model in eval mode; summed over batches and ranks),
+    `metrics(model, batch) -> {name: (total, count)}` (bare model in eval mode; summed over batches and ranks;
+    without it the mean loss is evaluated),
     `optimizer(parameters) -> Optimizer`, `scheduler(optimizer) -> LRScheduler`, `collate(samples) -> batch`.
     """
 
@@ -69,9 +70,6 @@ def load_task(config: Config) -> Any:
         raise config.error(
             "task", f"{config.task_name} lacks {', '.join(f'{name}()' for name in missing)}, which every task has"
         )
-    if callable(getattr(task, "metrics", None)) != callable(getattr(task, "eval_dataset", None)):
-        there, absent = ("metrics", "eval_dataset") if hasattr(task, "metrics") else ("eval_dataset", "metrics")
-        raise config.error("task", f"{config.task_name} has {there}() but no {absent}(); evaluation needs both")
     return task
 
 

@@ -465,10 +465,12 @@ class Backend(abc.ABC):
         rank, size = self._library_place()
         if (rank, size) == (self.world.rank, self.world.size):
             return
+        ours = self.world
+        alone = f": {ours.size} processes would each train alone" if size == 1 else ""
         raise LaunchError(
-            f"{self.name} sees rank {rank} of {size}, the launcher ({self.launcher}) says rank {self.world.rank} of "
-            f"{self.world.size}. {size} rank(s) would train alone without knowing of the others. Start the job with a "
-            f"launcher that {self.name} knows, and check with `hvdtrain doctor` what it was built with."
+            f"{self.name} sees rank {rank} of {size}, the launcher ({self.launcher}) says rank {ours.rank} of "
+            f"{ours.size}{alone}. Start the job with a launcher that {self.name} knows: torchrun, horovodrun, or the "
+            f"mpirun of the MPI that it was built with (`hvdtrain doctor` tells which)"
         )
 
     @property

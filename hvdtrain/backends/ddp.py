@@ -168,7 +168,13 @@ class DdpReplica(Replica):
             **_LOCAL_BUFFERS,
         )
         register_compression(self._ddp, options.compression)
+        self._has_stepped = False
         super().__init__(backend, self._ddp, model, optimizer, options)
+
+    @property
+    def _reduces_every_microbatch(self) -> bool:
+        # torch learns a static graph in the first backward pass, and fails where that one does not communicate.
+        return super()._reduces_every_microbatch or (self.options.static_graph and not self._has_stepped)
 
     @contextlib.contextmanager
     def _microbatch(self, communicates: bool) -> Iterator[None]:
@@ -197,6 +203,10 @@ class DdpReplica(Replica):
             self._ddp.reducer._check_reducer_finalized()
         except RuntimeError as error:
             raise ContractError(self._unused_message(str(error))) from None
+
+    def step(self, apply: Callable[[], Any] | None = None) -> None:
+        super().step(apply)
+        self._has_stepped = True
 
     def _unused_message(self, reason: str) -> str:
         names = [name for name, p in self.bare_model.named_parameters() if p.requires_grad]

@@ -78,6 +78,7 @@ class HorovodBackend(Backend):
             told: bytes = self._hvd.broadcast_object(payload, root_rank=0, name="hvdtrain.rendezvous")
             return told
 
+        self._environ_before = _horovod_variables()
         over_mpi = self._is_real and horovod_launch.connects_over_mpi(
             detected.launcher, self._hvd, self.options.transport
         )
@@ -93,7 +94,6 @@ class HorovodBackend(Backend):
         if self._met_over_mpi:
             return
         self._check_not_initialized()
-        self._environ_before = _horovod_variables()
         if self._is_real:
             self._server = horovod_launch.prepare(self._met(), self._hvd, self.options.transport)
         else:

@@ -44,7 +44,7 @@ class Replica(abc.ABC):
         self._next_microbatch: int | None = 0
         self._finished = False
         self._closed = False
-        # With sync_every_microbatch: reductions of this step that the other ranks do after this rank's last one.
+        # Where every microbatch is reduced: reductions of this step that the other ranks do after this rank's last one.
         self._rounds_left = 0
 
     # ---- one step ----
@@ -62,7 +62,7 @@ class Replica(abc.ABC):
         self._require_open("microbatch")
         if self._next_microbatch is None or index != self._next_microbatch or not 0 <= index < count:
             raise ContractError(self._misordered(f"microbatch({index}, {count})"))
-        every = self.options.sync_every_microbatch
+        every = self._reduces_every_microbatch
         if every and index == 0:
             self._rounds_left = self._most_microbatches(count) - count
         is_last = index == count - 1
@@ -71,6 +71,11 @@ class Replica(abc.ABC):
         if every and not is_last:
             self._finish_gradients()
         self._next_microbatch = None if is_last else index + 1
+
+    @property
+    def _reduces_every_microbatch(self) -> bool:
+        """For the whole of this step, and the same on every rank."""
+        return self.options.sync_every_microbatch
 
     def _most_microbatches(self, count: int) -> int:
         """The largest count of any rank. Collective; what it costs is small beside a reduction per microbatch."""
@@ -84,7 +89,7 @@ class Replica(abc.ABC):
         self._require_open("without_data")
         if self._next_microbatch != 0:
             raise ContractError(self._misordered("without_data()"))
-        if self.options.sync_every_microbatch:
+        if self._reduces_every_microbatch:
             self._rounds_left = self._most_microbatches(1) - 1
         self._without_data()
         self._next_microbatch = None

@@ -79,11 +79,10 @@ def broadcast_optimizer(backend: Backend, optimizer: torch.optim.Optimizer, root
     if not is_root:
         loaded = _put_back(skeleton, tensors)
         optimizer.load_state_dict(loaded)
-        # torch casts what it loads to the parameters' dtype; the root may have it wider.
+        # Once more, as it came: torch casts what it loads to the parameters' dtype, and turns text into iterators.
         for parameter, values in zip(_parameters(optimizer), _states(loaded), strict=True):
-            for key, value in values.items():
-                if isinstance(value, torch.Tensor) and optimizer.state[parameter][key].dtype != value.dtype:
-                    optimizer.state[parameter][key] = value
+            if values:
+                optimizer.state[parameter] = values
 
 
 def differences(ours: list[Any], theirs: list[Any]) -> list[Any]:

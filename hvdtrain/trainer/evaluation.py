@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import IterableDataset
 
 from hvdtrain.backends import Backend, Replica
@@ -15,13 +16,14 @@ from hvdtrain.data.order import derived_seed
 from hvdtrain.data.seeding import SeededStream, own_random_numbers
 from hvdtrain.errors import ContractError, UserError
 from hvdtrain.precision import Precision
+from hvdtrain.trainer.losses import unpack
 
 # Keeps the seed of evaluations apart from those of epochs, which count from 0.
 _EVALUATION = -1
 
 
 class Evaluation:
-    """The task's `metrics` over its `eval_dataset`, on the bare model.
+    """The task's `metrics` (or else its mean loss) over its `eval_dataset`, on the bare model.
 
     A map dataset is dealt to the ranks (sample i to rank i mod size); an iterable one yields this rank's own samples.
     """
@@ -30,6 +32,8 @@ class Evaluation:
         self._task, self._backend = task, backend
         self._seed = derived_seed(config.seed, backend.world.rank, _EVALUATION)
         self._loader: Any = None
+        self._num_samples = 0
+        self._metrics = task.metrics if callable(getattr(task, "metrics", None)) else self._mean_loss
         dataset = task.eval_dataset() if callable(getattr(task, "eval_dataset", None)) else None
         if dataset is None:
             return
@@ -87,14 +91,20 @@ class Evaluation:
         try:
             # Whatever is drawn here leaves the random numbers of training alone, and is the same in every evaluation.
             with torch.no_grad(), own_random_numbers(self._seed, self._backend.device):
-                for batch, _ in self._loader:
+                for batch, num_samples in self._loader:
+                    self._num_samples = num_samples
                     with precision.autocast():
-                        found = self._task.metrics(model, to_device(batch, self._backend.device))
+                        found = self._metrics(model, to_device(batch, self._backend.device))
                     for name, pair in _pairs(found).items():
                         sums[name] = sums[name] + pair if name in sums else pair
         finally:
             model.train(was_training)
         return self._reduce(sums)
+
+    def _mean_loss(self, model: nn.Module, batch: Any) -> dict[str, tuple[torch.Tensor, float]]:
+        """What is evaluated where the task has no metrics()."""
+        loss, weight, _, _ = unpack(self._task.loss(model, batch), self._num_samples)
+        return {"loss": (loss * weight, weight)}
 
     def _reduce(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
         names = self._backend.all_gather_object(sorted(sums))

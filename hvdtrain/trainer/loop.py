@@ -17,6 +17,7 @@ from hvdtrain.data.groups import Group, GroupSource
 from hvdtrain.errors import ContractError
 from hvdtrain.precision import Precision, names_of_non_finite
 from hvdtrain.trainer.control import Control, Heard, Said
+from hvdtrain.trainer.losses import add_logged, loss_of_nothing, require_gradient, unpack
 from hvdtrain.trainer.position import Position
 from hvdtrain.trainer.weights import correction, reference_for
 
@@ -99,7 +100,8 @@ class Loop:
             with replica.microbatch(index, count):
                 with self._precision.autocast():
                     result = self._task.loss(replica.model, to_device(batch, self._backend.device))
-                loss, weight, values, own_weight = _unpack(result, num_samples)
+                loss, weight, values, own_weight = unpack(result, num_samples)
+                require_gradient(loss)
                 if self._weighted is None:
                     self._find_out_weights(own_weight, weight)
                 if own_weight is not self._weighted:
@@ -111,8 +113,10 @@ class Loop:
                     assert self.weight_reference is not None
                     reference = self.weight_reference
                 said.weight += weight
+                if weight == 0.0 and not replica.options.find_unused_parameters:
+                    loss = loss_of_nothing(self._parameters)
                 if logged:
-                    _add_logged(said, loss, weight, values)
+                    add_logged(said, loss, weight, values)
                 if index == count - 1:
                     pending = self._speak(step, said, source, logged)
                     with guard.operation(name):
@@ -202,52 +206,3 @@ def vote(backend: Backend, ballot: tuple[float, float]) -> tuple[float, float]:
     with backend.guard.operation("voting on the first microbatches of an epoch"):
         sums = backend.start_sum(torch.tensor(ballot, dtype=torch.float64), "vote").wait().tolist()
     return sums[0], sums[1]
-
-
-def _unpack(result: Any, num_samples: int) -> tuple[torch.Tensor, float, Mapping[str, Any], bool]:
-    """(loss, weight, values, whether the task gave the weight)."""
-    if isinstance(result, torch.Tensor):
-        return _checked(result), float(num_samples), {}, False
-    if not isinstance(result, tuple) or not 2 <= len(result) <= 3 or not isinstance(result[0], torch.Tensor):
-        what = type(result).__name__
-        if isinstance(result, tuple):
-            what = f"a tuple of ({', '.join(type(item).__name__ for item in result)})"
-        raise ContractError(
-            f"loss() returned {what}; return a tensor, (tensor, weight) or (tensor, weight, {{name: value}})"
-        )
-    try:
-        weight = float(result[1])
-    except (TypeError, ValueError, RuntimeError):
-        raise ContractError(
-            f"loss() returned a {type(result[1]).__name__} as the weight; a weight is one number: samples or tokens"
-        ) from None
-    if not (weight >= 0 and math.isfinite(weight)):
-        raise ContractError(f"loss() returned the weight {weight}; a weight is a finite number that is not negative")
-    values = result[2] if len(result) == 3 else {}
-    if not isinstance(values, Mapping):
-        raise ContractError(f"loss() returned a {type(values).__name__} as the values to log; return {{name: number}}")
-    return _checked(result[0]), weight, values, True
-
-
-def _checked(loss: torch.Tensor) -> torch.Tensor:
-    if loss.numel() != 1:
-        raise ContractError(
-            f"loss() returned a tensor of shape {tuple(loss.shape)}; return one number, the mean over the microbatch"
-        )
-    if not loss.requires_grad:
-        raise ContractError(
-            "loss() returned a tensor without a gradient: was it detached, or computed under no_grad(), or does it "
-            "not use the model that was passed in?"
-        )
-    return loss
-
-
-def _add_logged(said: Said, loss: torch.Tensor, weight: float, values: Mapping[str, Any]) -> None:
-    said.loss += float(loss.detach()) * weight
-    for name, value in values.items():
-        try:
-            said.values[name] = said.values.get(name, 0.0) + float(value) * weight
-        except (TypeError, ValueError, RuntimeError):
-            raise ContractError(
-                f"loss() returned a {type(value).__name__} as the value {name!r}; values to log are single numbers"
-            ) from None

@@ -95,6 +95,23 @@ def train_here(backend: Any, tree: dict[str, Any], resume: str = "none") -> tupl
     return status, seen()
 
 
+def stop_here(backend: Any, tree: dict[str, Any], resume: str = "none") -> tuple[int, list[Any]]:
+    """As train_here, with the stop request of this rank's guard at the task's hand, and taken back afterwards."""
+    from hvdtrain.config import Config
+    from hvdtrain.failure.stop import StopSignals
+    from hvdtrain.task import load_task
+
+    load_task(Config.model_validate(tree))
+    # A request is for the life of a process, and the pool's ranks live on.
+    stop = backend.guard._stop
+    backend.guard._stop = StopSignals()
+    sys.modules["small_tasks"].STOP[0] = backend.guard.request_stop
+    try:
+        return train_here(backend, tree, resume)
+    finally:
+        backend.guard._stop = stop
+
+
 def forget() -> None:
     if "small_tasks" in sys.modules:
         sys.modules["small_tasks"].SEEN.clear()

@@ -107,6 +107,11 @@ class Ranks(Linear):
         return Stream(self.values[hvdtrain.world().rank])
 
 
+class RanksNoise(Ranks):
+    def train_dataset(self):
+        return Stream(self.values[hvdtrain.world().rank], noise=1.0)
+
+
 class Resumable(Linear):
     def train_dataset(self):
         return ResumableStream(self.values)
@@ -279,7 +284,9 @@ class Noisy(Linear):
         return (NoisyStream if self.kind == "stream" else NoisyStreamWithState)(samples)
 
     def eval_dataset(self):
-        return NoisyValues(self._samples()[:7])
+        # Finished microbatches in both datasets, or in none.
+        samples = self._samples()
+        return NoisyValues(samples[:6].reshape(-1, 2, 3) if self.kind == "finished" else samples[:7])
 
     def metrics(self, model, batch):
         return {"loss": (model(batch).sum(), len(batch))}
@@ -391,3 +398,20 @@ class StopAt(Noisy):
 
 # Set by the test to the guard's request_stop.
 STOP: list = [None]
+
+
+class MaskedTokens(Linear):
+    """The weight is the number of positive values; the mean over none of them is 0/0, as with a batch all masked."""
+
+    def loss(self, model, batch):
+        kept = batch[batch > 0]
+        return model(kept).sum() / len(kept), len(kept)
+
+
+class NoMetrics:
+    """Held out: 1, 2, 3; no metrics()."""
+
+    def __init__(self) -> None:
+        self.inner = Linear(values=[1.0, 1.0], held_out=[1.0, 2.0, 3.0], start=2.0)
+        self.model, self.train_dataset = self.inner.model, self.inner.train_dataset
+        self.loss, self.eval_dataset = self.inner.loss, self.inner.eval_dataset
