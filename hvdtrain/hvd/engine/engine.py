@@ -490,6 +490,8 @@ class Engine:
             return
         with self._lock:
             self._channels[name] = channel
+            # The control thread must look at the clock from now on.
+            self._wake()
             if self.world.rank in document["j"]:
                 self._take_part(channel)
         if entry is not None:
