@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from hvdtrain.hvd.basics import gloo_built as _gloo_built
@@ -74,3 +75,8 @@ def split_list(l: Sequence[_Item], n: int) -> list[Sequence[_Item]]:  # noqa: E7
 def num_rank_is_power_2(num_rank: int) -> bool:
     """Whether Adasum can pair so many ranks."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember a function's results by its arguments."""
+    return functools.cache(function)

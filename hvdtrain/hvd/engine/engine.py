@@ -70,6 +70,7 @@ class Engine:
         self._reported: tuple[str, int] | None = None
         self._channels: dict[str, Channel] = {}
         self._ghosts: list[threading.Thread] = []
+        self._dropped: set[str] = set()
 
         self._star: Star = connect_star(world, store, address, settings.start_timeout_s)
         # Number of ranks on every host, in the order of the hosts.
@@ -174,7 +175,9 @@ class Engine:
         self._jobs.put(functools.partial(self._drop_plan, f"plan.{name}"))
 
     def _drop_plan(self, name: str) -> None:
-        self._channels.pop(name, None)
+        if self._channels.pop(name, None) is None:
+            # The ranks have not agreed on it yet; the group will be made, because the others expect it.
+            self._dropped.add(name)
         self.pool.drop(name)
 
     def fail(self, reason: str) -> str:
@@ -496,6 +499,8 @@ class Engine:
                 self._take_part(channel)
         if entry is not None:
             entry.finish(channel)
+        if name in self._dropped:
+            self._drop_plan(name)
 
     def _connect_channel(self, document: dict[str, Any], set_id: int, name: str) -> Channel:
         parameters, (op, predivide, half, bucket_bytes) = document["m"]
@@ -510,6 +515,9 @@ class Engine:
             for device in sorted({description.device for description in descriptions})
         }
         device = torch.device("cuda", torch.cuda.current_device()) if "cuda" in groups else torch.device("cpu")
+        for where, group in groups.items():
+            # Once this is done all ranks are connected, and one that drops the plan early disturbs nobody.
+            group.allreduce([torch.zeros(1, device=device if where == "cuda" else "cpu")]).wait()
         return Channel(
             descriptions,
             document["v"]["order"],
