@@ -139,8 +139,8 @@ class Engine:
                 raise HorovodInternalError(f"join: {self.broken}")
             self._join_entry = entry
             self._outbox.append(["j", dict(self._counters)])
-            for channel in self._channels.values():
-                self._take_part(channel)
+            for name, channel in self._channels.items():
+                self._take_part(name, channel)
             self._wake()
         last = entry.wait()
         for ghost in self._ghosts:
@@ -148,14 +148,18 @@ class Engine:
         self._ghosts.clear()
         return int(last)
 
-    def _take_part(self, channel: Channel) -> None:
-        """Stand in for this rank, which has joined, on a planned path."""
+    def _take_part(self, name: str, channel: Channel) -> None:
+        """Stand in for this rank, which has joined, on a planned path.
+
+        An optimizer that is gone on another rank has closed its path there; then there is nothing to take part in any
+        more. A rank that was lost shows on the control connections.
+        """
 
         def run() -> None:
             try:
                 channel.take_part_until_all_joined()
-            except RuntimeError as error:
-                self.fail(f"the reduction of gradients failed: {error}")
+            except RuntimeError:
+                self._jobs.put(functools.partial(self._drop_plan, name))
 
         ghost = threading.Thread(target=run, name="hvd-joined", daemon=True)
         self._ghosts.append(ghost)
@@ -496,7 +500,7 @@ class Engine:
             # The control thread must look at the clock from now on.
             self._wake()
             if self.world.rank in document["j"]:
-                self._take_part(channel)
+                self._take_part(name, channel)
         if entry is not None:
             entry.finish(channel)
         if name in self._dropped:
