@@ -38,9 +38,12 @@ def import_horovod() -> ModuleType:
         UserError: it is missing or does not load; the message tells why and names the cure.
     """
     try:
-        return importlib.import_module("horovod.torch")
+        module = importlib.import_module("horovod.torch")
+        # Without its compiled extension the import only warns, and leaves a module without functions.
+        _ = module.init
     except Exception as error:  # a wheel for another torch raises more than ImportError
         raise UserError(explain_import_failure(error)) from error
+    return module
 
 
 class HorovodBackend(Backend):

@@ -1,0 +1,196 @@
+"""`hvdtrain launch` on this machine: real agents, real ranks, no ssh."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+LIMIT_S = 60
+
+
+def launch(*words, env=None, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "hvdtrain", "launch", *words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={**os.environ, **(env or {})},
+        **more,
+    )
+
+
+def last_line(text):
+    return text.strip().splitlines()[-1]
+
+
+def test_every_rank_runs_with_its_place_and_prefix():
+    done = launch("-np", "2", "sh", "-c", "echo $RANK/$WORLD_SIZE $LOCAL_RANK; echo noise >&2")
+    assert done.returncode == 0
+    assert sorted(done.stdout.splitlines()) == ["[0] 0/2 0", "[1] 1/2 1"]
+    assert sorted(done.stderr.splitlines()) == ["[0] noise", "[1] noise"]
+
+
+def test_the_separator_and_the_backend():
+    done = launch("--backend", "horovod", "-np", "1", "--", "sh", "-c", "echo $HVDTRAIN_BACKEND")
+    assert done.stdout == "[0] horovod\n"
+
+
+def test_values_and_words_arrive_as_they_are():
+    hard = 'it\'s "quoted" $HOME `date` \\ \n second line'
+    show = "import os, sys; print(repr((os.environ['TOKEN'], sys.argv[1:])))"
+    words = ["$$", "${local_rank}", "a b", ""]
+    done = launch("-x", "TOKEN", "-np", "1", sys.executable, "-c", show, *words, env={"TOKEN": hard})
+    assert done.stdout == f"[0] {(hard, words)!r}\n"
+
+
+def test_secrets_are_in_no_command_line():
+    # The rank looks at every process of this machine while it runs.
+    look = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"
+    done = launch("-x", "TOKEN", "-np", "1", "sh", "-c", f'{look}; test -n "$TOKEN"', env={"TOKEN": "s3cret-7f"})
+    assert done.returncode == 0
+    assert "hvdtrain.launch.remote.agent" in done.stdout
+    assert "s3cret-7f" not in done.stdout
+
+
+def test_output_goes_to_files_too(tmp_path):
+    done = launch("--output-filename", str(tmp_path), "-np", "2", "sh", "-c", "echo out $RANK; echo err $RANK >&2")
+    assert done.returncode == 0
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {
+        "rank.0/stdout": "out 0\n",
+        "rank.0/stderr": "err 0\n",
+        "rank.1/stdout": "out 1\n",
+        "rank.1/stderr": "err 1\n",
+    }
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "sentence"),
+    [
+        ("exit 3", 1, "rank 1 on localhost failed first: exit status 3; the job was ended"),
+        ("exit 2", 2, "rank 1 on localhost failed first: exit status 2; the job was ended"),
+        ("kill -SEGV $$", 1, "rank 1 on localhost failed first: killed by SIGSEGV; the job was ended"),
+        ("exit 75", 75, "stopped on request; start it again with --resume auto"),
+    ],
+)
+def test_the_first_failure_ends_all_and_comes_last(what, status, sentence):
+    # Rank 0 would run on, with a child of its own in another session.
+    rest = "echo before >&2; setsid sleep 54321 & sleep 54321" if status != 75 else "sleep 0.5; exit 75"
+    done = launch("-np", "2", "bash", "-c", f"if test $RANK = 1; then sleep 0.3; echo why >&2; {what}; fi; {rest}")
+    assert done.returncode == status
+    assert last_line(done.stderr) == f"hvdtrain launch: {sentence}"
+    assert "[1] why" in done.stderr
+    assert processes_with("54321") == []
+
+
+def test_a_command_that_is_not_there():
+    done = launch("-np", "1", "no-such-command")
+    assert done.returncode == 2
+    assert "[0] hvdtrain launch: no-such-command: No such file or directory" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_reaches_every_rank(number):
+    stop = "trap 'echo stopping; exit 75' TERM; echo ready; while true; do sleep 0.1; done"
+    status, out, err = launch_and_signal(number, 1, "bash", "-c", stop)
+    assert status == 75
+    assert sorted(line for line in out.splitlines() if "stopping" in line) == ["[0] stopping", "[1] stopping"]
+    assert last_line(err) == "hvdtrain launch: stopped on request; start it again with --resume auto"
+
+
+def test_a_second_request_ends_ranks_that_ignore_the_first():
+    deaf = "trap '' TERM INT; echo ready; while true; do sleep 0.1; done; : 54322"
+    status, _, err = launch_and_signal(signal.SIGINT, 2, "bash", "-c", deaf)
+    assert status == 1
+    assert last_line(err) == "hvdtrain launch: ended by SIGINT"
+    assert processes_with("54322") == []
+
+
+def test_a_launcher_that_is_killed_leaves_nothing():
+    process = started("bash", "-c", "echo ready; sleep 54323; : 54323")
+    process.kill()
+    process.wait(LIMIT_S)
+    deadline = time.monotonic() + 15
+    while processes_with("54323") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_with("54323") == []
+
+
+def test_an_agent_that_is_killed_takes_its_ranks_along():
+    process = started("bash", "-c", "echo ready; sleep 54324; : 54324")
+    agent = next(p for p in psutil.Process(process.pid).children() if "hvdtrain.launch.remote.agent" in p.cmdline())
+    agent.kill()
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert last_line(err).startswith("hvdtrain launch: localhost failed first: the connection to its agent broke")
+    left = {p: p.cmdline() for p in processes_with("54324")}
+    for orphan in left:
+        orphan.kill()
+    # The rank is gone; what it had started itself nobody was left to find.
+    assert [line for line in left.values() if line[0] == "bash"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["-H", "a:2", "b:2", "true"], "b:2 would be the command; hosts are separated by commas"),
+        (["-H", "localhost:0", "true"], "localhost with 0 slots"),
+        (["-np", "9", "-H", "a:2,b:2", "true"], "-np 9: the hosts have 4 slots"),
+        (["-H", "a:2,a:2", "true"], "a is named twice"),
+        (["--hostfile", "/none", "true"], "--hostfile /none: No such file"),
+        (["-H", "a:1", "--hostfile", "/none", "true"], "both name the hosts"),
+        (["-np", "2"], "no command to start"),
+        (["-i", "/none", "-np", "1", "true"], "-i /none: there is no such file"),
+        (["-H", "no-such-host.invalid:2", "true"], "the name does not resolve"),
+    ],
+)
+def test_wrong_input_starts_nothing(words, sentence):
+    done = launch(*words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "mpirun"])
+def test_other_launchers_commands_are_printed(launcher):
+    done = launch("--launcher", launcher, "-np", "2", "-H", "h1:1,h2:1", "-p", "12345", "hvdtrain", "world")
+    assert done.returncode == 0
+    assert done.stdout.startswith(launcher)
+    assert done.stdout.rstrip().endswith("hvdtrain world")
+    assert "12345" in done.stdout
+
+
+def started(*command):
+    """A launcher whose two ranks have said that they are ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain", "launch", "-np", "2", *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+    return process
+
+
+def launch_and_signal(number, times, *command):
+    process = started(*command)
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.5)
+    out, err = process.communicate(timeout=LIMIT_S)
+    return process.returncode, out, err
+
+
+def processes_with(mark):
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and any(mark in word for word in process.cmdline()):
+                found.append(process)
+        except psutil.NoSuchProcess:
+            pass
+    return found
