@@ -1,15 +1,15 @@
 """Errors and exit statuses. One tree, so that the command line needs to catch one class.
 
-    HvdtrainError              anything we raise on purpose
-    |- UserError               the input is wrong: nothing was started               exit status 2
-    |  |- ConfigError          the job file (file, line, key)
-    |  |- LaunchError          the launcher's environment, flags, addresses
-    |  `- CheckpointError      a resume that was asked for and cannot be done
-    |- TrainingFailed          the job started and failed                             exit status 1
-    |  |- ContractError        the caller broke a clause of Backend or Replica
-    |  |- CollectiveError      a collective failed, or ranks disagree
-    |  `- PeerLost             another rank failed, died or went silent
-    `- StopRequested           stopped on request; a checkpoint was saved             exit status 75
+HvdtrainError              anything we raise on purpose
+|- UserError               the input is wrong: nothing was started               exit status 2
+|  |- ConfigError          the job file (file, line, key)
+|  |- LaunchError          the launcher's environment, flags, addresses
+|  `- CheckpointError      a resume that was asked for and cannot be done
+|- TrainingFailed          the job started and failed                             exit status 1
+|  |- ContractError        the caller broke a clause of Backend or Replica
+|  |- CollectiveError      a collective failed, or ranks disagree
+|  `- PeerLost             another rank failed, died or went silent
+`- StopRequested           stopped on request; a checkpoint was saved             exit status 75
 """
 
 from __future__ import annotations

@@ -99,6 +99,9 @@ class HorovodBackend(Backend):
         self._check_not_initialized()
         if self._is_real:
             self._server = horovod_launch.prepare(self._met(), self._hvd, self.options.transport)
+        else:
+            # hvdtrain.hvd meets through what we have met through, also where the environment tells it nothing.
+            self._hvd.meet_through(self._met())
         self._init()
 
     def _check_not_initialized(self) -> None:

@@ -17,6 +17,7 @@ from hvdtrain.errors import HvdtrainError
 # name: (module, one line of help). A subcommand's module has one click command called `command`.
 SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "train": ("hvdtrain.cli.train", "Train the task that a YAML file describes."),
+    "exec": ("hvdtrain.cli.exec", "Run an unchanged Horovod script on native torch.distributed."),
     "world": ("hvdtrain.cli.world", "Show the launcher, rank and size that this process detects."),
     "launch": ("hvdtrain.cli.launch", "Start a command on every host of a cluster, over ssh."),
     "doctor": ("hvdtrain.cli.doctor", "Show what works on this machine, and the cure for what does not."),

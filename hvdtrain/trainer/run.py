@@ -153,6 +153,8 @@ class Job:
         saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position, loop)
         # Nothing of the user's is built after this: it might draw random numbers.
         resumed = saving.resume(found)
+        # Not before the checkpoint is known to fit: a wrong flag leaves the folder's config.yaml as it was.
+        on_root(backend, self._write_config)
         self._check_resume(resume, resumed)
         show = stack.enter_context(Show(config, backend, self._position, total_steps, resumed=resumed))
         show.announce(model, learning_rate, total_steps)
@@ -189,9 +191,17 @@ class Job:
         try:
             self._output.mkdir(parents=True, exist_ok=True)
             clear_summary(self._output)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _write_config(self) -> None:
+        try:
             self._config.dump_yaml(self._output / "config.yaml")
         except OSError as error:
-            raise ConfigError(f"output {self._output}: cannot be written ({error}); choose another --output") from None
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(f"output {self._output}: cannot be written ({error}); choose another --output")
 
     def _check_resume(self, resume: str, resumed: bool) -> None:
         if not self._is_root:

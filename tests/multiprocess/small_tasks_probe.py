@@ -17,6 +17,8 @@ def counted_reductions(backend):
     with contextlib.ExitStack() as stack:
         if backend.name == "ddp":
             _count_ddp(stack, started)
+        elif backend._hvd.__name__ == "hvdtrain.hvd":
+            _count_hvd(stack, started)
         else:
             _count_horovod(stack, backend, started)
         microbatch = Replica.microbatch
@@ -64,3 +66,19 @@ def _count_horovod(stack, backend, started):
 
     names["allreduce_async_"] = counting
     stack.callback(names.__setitem__, "allreduce_async_", original)
+
+
+def _count_hvd(stack, started):
+    from hvdtrain.hvd.reducer import GradientReducer
+
+    original = GradientReducer._ready
+    first: list[str] = []
+
+    def counting(reducer, slot):
+        if not first:
+            first.append(slot.name)
+        started[0] += slot.name == first[0]
+        original(reducer, slot)
+
+    GradientReducer._ready = counting
+    stack.callback(setattr, GradientReducer, "_ready", original)

@@ -279,3 +279,15 @@ def test_j_a_file_with_wrapped_names_is_resumed(pool2, tmp_path):
     with (tmp_path / "checkpoints" / "step-00000002.pt").open("wb") as file:
         save_with_checksum(state, file)
     assert run(pool2, tree, resume="auto").w == pytest.approx([-0.4], rel=1e-6)
+
+
+def test_a_resume_that_is_refused_leaves_the_folder_as_it_was(pool2, tmp_path):
+    tree = job("Linear", tmp_path, task_options={"values": [1.0] * 8}, max_steps=2)
+    run(pool2, tree)
+    kept = {name: (tmp_path / name).read_bytes() for name in ("config.yaml", "metrics.jsonl")}
+    checkpoints = {path.name: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()}
+    for outcome in pool2.run_all(train_here, {**tree, "seed": 7}, "auto"):
+        assert outcome.kind == "CheckpointError"
+        assert "seed" in outcome.text
+    assert {name: (tmp_path / name).read_bytes() for name in kept} == kept
+    assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoints").iterdir()} == checkpoints

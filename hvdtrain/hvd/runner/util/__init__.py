@@ -1,0 +1,1 @@
+"""See `horovod.runner.util`."""
