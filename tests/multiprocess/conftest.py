@@ -16,19 +16,52 @@ from rank_pool import RankPool
 KINDS = ["ddp", "horovod", "hvd"]
 
 
+_started: dict[tuple[str, int], RankPool] = {}
+
+
+def _kind(item: pytest.Item) -> str:
+    """The backend whose pools a test uses; "" for none, "several" where it asks for them itself."""
+    names = getattr(item, "fixturenames", ())
+    if "pools" not in names:
+        return ""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    kinds = [parameters[name] for name in ("pool2", "pool3", "two") if name in parameters]
+    return kinds[0] if kinds else "hvd" if {"ours", "ours3"} & set(names) else "several"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Backend after backend: ranks that wait for work cost time (Horovod's wake up every millisecond)."""
+    order = ["", *KINDS, "several"]
+    items.sort(key=lambda item: order.index(_kind(item)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End the pools of the backend before, once the tests of the next one begin."""
+    kind = _kind(item)
+    if kind != "several" and any(known != kind for known, _ in _started):
+        _close_pools()
+
+
+def _close_pools() -> None:
+    pools = list(_started.values())
+    _started.clear()
+    for pool in pools:
+        pool.start_closing()
+    for pool in pools:
+        pool.close()
+
+
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Callable[[str, int], RankPool]]:
     """`pools(kind, size)`: the pool of that backend and size, started on first use."""
-    started: dict[tuple[str, int], RankPool] = {}
 
     def get(kind: str, size: int) -> RankPool:
-        if (kind, size) not in started or not started[kind, size].is_alive:
-            started[kind, size] = RankPool(kind, size)
-        return started[kind, size]
+        if (kind, size) not in _started or not _started[kind, size].is_alive:
+            _started[kind, size] = RankPool(kind, size)
+        return _started[kind, size]
 
     yield get
-    for pool in started.values():
-        pool.close()
+    _close_pools()
 
 
 @pytest.fixture(params=KINDS)

@@ -22,6 +22,7 @@ import cloudpickle
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 START_LIMIT_S = 120.0
+CLOSE_LIMIT_S = 60.0
 
 
 class RankError(AssertionError):
@@ -37,6 +38,7 @@ class RankPool:
 
     def __init__(self, kind: str, size: int) -> None:
         self.kind, self.size = kind, size
+        self._closing = False
         self._folder = tempfile.TemporaryDirectory(prefix="hvdtrain-pool-")
         folder = Path(self._folder.name)
         with Listener(str(folder / "socket"), "AF_UNIX") as listener:
@@ -92,16 +94,22 @@ class RankPool:
             self.kill()
             raise RankError(rank, "EOFError", f"the process ended with status {status}", "") from None
 
+    def start_closing(self) -> None:
+        """Tell the ranks to end, without waiting."""
+        if self.is_alive and not self._closing:
+            self._closing = True
+            for connection in self._connections:
+                connection.send(None)
+
     def close(self) -> None:
         """End the ranks; each must leave with status 0."""
-        if not self.is_alive:
+        self.start_closing()
+        if not self._closing:
             self.kill()
             return
-        for connection in self._connections:
-            connection.send(None)
         for rank in range(self.size):
-            assert self._receive(rank, 30) == "closed"
-        statuses = [process.wait(30) for process in self._processes]
+            assert self._receive(rank, CLOSE_LIMIT_S) == "closed"
+        statuses = [process.wait(CLOSE_LIMIT_S) for process in self._processes]
         self._folder.cleanup()
         assert statuses == [0] * self.size, f"ranks under {self.kind} ended with {statuses}"
 
