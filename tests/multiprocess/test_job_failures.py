@@ -109,7 +109,7 @@ def test_a_data_loader_worker_that_is_stuck_does_not_outlive_the_job(launcher, t
     text, _ = process.communicate(timeout=START_LIMIT_S)
     assert process.returncode != 0, text
     assert "rank 1" in our_last_line(text), text
-    assert "time.sleep(600)" in text, "the stuck worker's own stack is shown"
+    assert re.search(r'faulty.py", line \d+ in __getitem__', text), "the stuck worker's own stack is shown"
     assert left_behind(tmp_path) == []
 
 
