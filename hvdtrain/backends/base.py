@@ -328,7 +328,7 @@ class Backend(abc.ABC):
         self._check_root("broadcast_object", root, group)
         with self.guard.operation(f"broadcast_object from rank {root}"):
             is_root = self.world.rank == root
-            payload = _pickled(value, self._host_device) if is_root else torch.empty(0, dtype=torch.uint8)
+            payload = _pickled(value) if is_root else torch.empty(0, dtype=torch.uint8)
             call = signature.encode("broadcast_object", root=root)
             call[-1] = payload.numel()
             rows = self._agree(call, group, ignore_last=True)
@@ -343,7 +343,7 @@ class Backend(abc.ABC):
         """Every rank's picklable object, in order of rank. Collective over the group."""
         group = self._member("all_gather_object", group)
         with self.guard.operation("all_gather_object"):
-            payload = _pickled(value, self._host_device)
+            payload = _pickled(value)
             call = signature.encode("all_gather_object")
             call[-1] = payload.numel()
             sizes = [row[-1] for row in self._agree(call, group, ignore_last=True)]
@@ -475,10 +475,6 @@ class Backend(abc.ABC):
             f"mpirun of the MPI that it was built with (`hvdtrain doctor` tells which)"
         )
 
-    @property
-    def _host_device(self) -> torch.device:
-        return torch.device("cpu")
-
     # ---- hooks ----
 
     def _meet(self, detected: Any) -> Rendezvous:
@@ -528,5 +524,5 @@ def _require_plain(call: str, tensor: torch.Tensor) -> None:
         raise ContractError(f"{call}(): a tensor of {tensor.dtype}{layout} cannot travel; pass a dense, real one")
 
 
-def _pickled(value: object, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(device)
+def _pickled(value: object) -> torch.Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)

@@ -49,7 +49,7 @@ class RawLoop:
 class RawDdp(RawLoop):
     """DistributedDataParallel with its defaults."""
 
-    def __init__(self, task: Mlp, batch_size: int, backend: Backend, compression: str = "none") -> None:
+    def __init__(self, task: Mlp, batch_size: int, backend: Backend) -> None:
         super().__init__(task, batch_size, backend)
         self.model = DistributedDataParallel(task.model())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
@@ -58,7 +58,7 @@ class RawDdp(RawLoop):
 class RawHorovod(RawLoop):
     """Horovod's DistributedOptimizer with its defaults."""
 
-    def __init__(self, task: Mlp, batch_size: int, backend: Backend, compression: str = "none") -> None:
+    def __init__(self, task: Mlp, batch_size: int, backend: Backend) -> None:
         super().__init__(task, batch_size, backend)
         hvd: Any = import_horovod()
         self.model = task.model()

@@ -78,10 +78,6 @@ class Loop:
         for group in source:
             yield group, self._step(group, source)
 
-    def vote(self, ballot: tuple[float, float]) -> tuple[float, float]:
-        """Sum a ballot over the ranks now. Collective."""
-        return vote(self._backend, ballot)
-
     # ---- one step ----
 
     def _step(self, group: Group, source: GroupSource) -> Step:
