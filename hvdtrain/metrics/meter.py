@@ -77,6 +77,11 @@ class ThroughputMeter:
         return min(1.0, (last.waited_s - first.waited_s) / (last.active_s - first.active_s))
 
     @property
+    def active_s(self) -> float:
+        """Seconds since `start`, pauses not counted."""
+        return self._now().active_s
+
+    @property
     def total_samples_per_second(self) -> float:
         """Over everything since `start`; for summary.json."""
         now = self._now()

@@ -25,6 +25,7 @@ from hvdtrain.metrics import Summary, clear_summary, end_report, parameters_sha2
 from hvdtrain.precision import Precision
 from hvdtrain.task import load_task, make_optimizer
 from hvdtrain.trainer import schedule
+from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.evaluation import Evaluation
 from hvdtrain.trainer.loop import Loop, vote
 from hvdtrain.trainer.position import Position
@@ -57,9 +58,13 @@ def train(
         return train_on(backend, config, resume=resume)
 
 
-def train_on(backend: Backend, config: Config, *, resume: str = "none") -> int:
-    """Train the job over a connection that is there already, which stays open. Collective. As `train`."""
-    return Job(config, backend).run(resume)
+def train_on(backend: Backend, config: Config, *, resume: str = "none", watch: EpochWatch | None = None) -> int:
+    """Train the job over a connection that is there already, which stays open. Collective. As `train`.
+
+    Args:
+        watch: is told of every epoch, on every rank.
+    """
+    return Job(config, backend, watch).run(resume)
 
 
 def connect_options(config: Config, flags: ManualFlags | None = None) -> ConnectOptions:
@@ -90,8 +95,8 @@ class Prepared:
 class Job:
     """One job on one rank, over a started backend."""
 
-    def __init__(self, config: Config, backend: Backend) -> None:
-        self._config, self._backend = config, backend
+    def __init__(self, config: Config, backend: Backend, watch: EpochWatch | None = None) -> None:
+        self._config, self._backend, self._watch = config, backend, watch
         self._output = Path(config.output)
         self._position = Position()
         self._is_root = backend.world.is_root
@@ -156,7 +161,9 @@ class Job:
         # Not before the checkpoint is known to fit: a wrong flag leaves the folder's config.yaml as it was.
         on_root(backend, self._write_config)
         self._check_resume(resume, resumed)
-        show = stack.enter_context(Show(config, backend, self._position, total_steps, resumed=resumed))
+        show = stack.enter_context(
+            Show(config, backend, self._position, total_steps, resumed=resumed, watch=self._watch)
+        )
         show.announce(model, learning_rate, total_steps)
         session = Session(config, backend, replica, feed, loop, evaluation, saving, precision, self._position, show)
         return Prepared(session, show, replica, precision, store)

@@ -14,6 +14,7 @@ from hvdtrain.backends import Backend
 from hvdtrain.config import Config
 from hvdtrain.data.groups import GroupSource
 from hvdtrain.metrics import MetricsWriter, Progress, ThroughputMeter
+from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.loop import Step
 from hvdtrain.trainer.position import Position
 from hvdtrain.trainer.schedule import effective_batch, scale_factor
@@ -25,7 +26,14 @@ class Show:
     """Progress line, metrics files, throughput, and the lines at the start."""
 
     def __init__(
-        self, config: Config, backend: Backend, position: Position, total_steps: int | None, *, resumed: bool
+        self,
+        config: Config,
+        backend: Backend,
+        position: Position,
+        total_steps: int | None,
+        *,
+        resumed: bool,
+        watch: EpochWatch | None = None,
     ) -> None:
         self._config, self._backend, self._position = config, backend, position
         self._is_root = backend.world.is_root
@@ -40,6 +48,9 @@ class Show:
         )
         self._waited_s = 0.0
         self._epoch_of_step = position.epoch
+        self._watch = watch
+        # Step and active seconds at which the epoch began.
+        self._epoch_start = (position.step, 0.0)
 
     def __enter__(self) -> Show:
         return self
@@ -93,10 +104,18 @@ class Show:
         self._epoch_of_step = epoch
         self._waited_s = 0.0
         self._progress.start_epoch(epoch)
+        if self._watch is not None:
+            self._watch.epoch_started(epoch)
+            self._epoch_start = (self._position.step, self._meter.active_s)
 
     def end_epoch(self) -> None:
         """An epoch is complete."""
         self._progress.end_epoch()
+        if self._watch is not None:
+            first_step, start_s = self._epoch_start
+            self._watch.epoch_ended(
+                self._epoch_of_step, self._position.step - first_step, self._meter.active_s - start_s
+            )
 
     def step(self, step: Step, source: GroupSource) -> None:
         """A step is done."""

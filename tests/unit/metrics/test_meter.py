@@ -77,3 +77,14 @@ def test_with_the_real_clock():
     meter.add_samples(1)
     meter.mark()
     assert 0 < meter.samples_per_second <= 50
+
+
+def test_active_seconds_leave_pauses_out(clock):
+    meter = ThroughputMeter()
+    clock[0] += 5
+    meter.start()
+    clock[0] += 2
+    with meter.paused():
+        clock[0] += 50
+    clock[0] += 1
+    assert meter.active_s == 3.0
