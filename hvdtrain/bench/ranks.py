@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.errors import TrainingFailed
+from hvdtrain.errors import EXIT_USER_ERROR, HvdtrainError, TrainingFailed, UserError
 from hvdtrain.launch.detect import ManualFlags
 
 
@@ -27,6 +27,7 @@ def run_ranks(target: str, arguments: dict[str, Any], *, num_ranks: int, limit_s
         What the function returned on rank 0 (a JSON value).
 
     Raises:
+        UserError: a rank found the input wrong.
         TrainingFailed: a rank ended with a status that is not 0, or the limit passed.
     """
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
@@ -45,8 +46,10 @@ def run_ranks(target: str, arguments: dict[str, Any], *, num_ranks: int, limit_s
                 if process.poll() is None:
                     process.kill()
                 process.wait()
+        if EXIT_USER_ERROR in statuses:
+            raise UserError("the ranks refused the input; their message is above")
         if any(statuses):
-            raise TrainingFailed(f"the benchmark's ranks ended with the statuses {statuses}; their messages are above")
+            raise TrainingFailed(f"the ranks ended with the statuses {statuses}; their messages are above")
         return json.loads((Path(folder) / "result.json").read_text())
 
 
@@ -56,7 +59,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], until: float) -> list[int]:
         try:
             statuses.append(process.wait(max(0.1, until - time.monotonic())))
         except subprocess.TimeoutExpired:
-            raise TrainingFailed("the benchmark took longer than its limit; its ranks were ended") from None
+            raise TrainingFailed("the ranks took longer than their limit and were ended") from None
     return statuses
 
 
@@ -66,7 +69,11 @@ def main() -> None:
     folder = Path(specification["folder"])
     flags = ManualFlags(f"file://{folder}/meeting", specification["rank"], specification["size"])
     module, _, name = specification["target"].partition(":")
-    result = getattr(importlib.import_module(module), name)(flags, **specification["arguments"])
+    try:
+        result = getattr(importlib.import_module(module), name)(flags, **specification["arguments"])
+    except HvdtrainError as error:
+        print(f"hvdtrain: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
     if specification["rank"] == 0:
         (folder / "result.json").write_text(json.dumps(result))
 

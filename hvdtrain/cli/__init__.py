@@ -22,6 +22,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "launch": ("hvdtrain.cli.launch", "Start a command on every host of a cluster, over ssh."),
     "doctor": ("hvdtrain.cli.doctor", "Show what works on this machine, and the cure for what does not."),
     "build-horovod": ("hvdtrain.cli.build_horovod", "Build Horovod for the installed torch, install and prove it."),
+    "parity": ("hvdtrain.cli.parity", "Certify that a job trains to the same weights under both backends."),
     "bench": ("hvdtrain.cli.bench", "Measure on this machine: each benchmark starts its own ranks."),
 }
 
