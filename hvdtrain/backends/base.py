@@ -102,8 +102,6 @@ class Backend(abc.ABC):
             rendezvous.hosts[world.rank],
             stall_warning_s=self.options.stall_warning_s,
             stall_abort_s=self.options.stall_abort_s,
-            # A host that stands still (a stopped container, a hung kernel) ends the job within 30 s.
-            silent_limit_s=20.0,
             on_failure=self._report_failure,
             handle_signals=self.options.handle_signals,
         )

@@ -2,6 +2,7 @@
 
     guard.py       the front: `Guard`                       record.py      `Failure`: who, how, where
     monitor.py     every rank's background thread           hub.py         rank 0's thread: watches, decides, tells
+    pulse.py       signs of life, from processes of their own (pulse_process.py)
     wire.py        their messages                           verdict.py     which of several failures came first
     stall.py       operations that wait for others          stop.py        SIGTERM, SIGINT, SIGUSR1
     crash.py       last words of a crash                    postmortem.py  what the kernel knows about a dead process

@@ -18,6 +18,7 @@ from hvdtrain.failure import crash, ending
 from hvdtrain.failure.hub import Hub
 from hvdtrain.failure.monitor import VERDICT_LIMIT_S, Limits, Monitor, my_identity
 from hvdtrain.failure.postmortem import Identity
+from hvdtrain.failure.pulse import Pulse
 from hvdtrain.failure.record import Failure
 from hvdtrain.failure.stall import Operation, OperationWatch
 from hvdtrain.failure.stop import StopSignals
@@ -59,8 +60,8 @@ class Guard:
         host: name of this host, for messages, and to know which ranks share a kernel.
         stall_warning_s: an operation that takes longer is reported, again at twice the age, and so on; 0: never.
         stall_abort_s: an operation that takes longer ends the job; 0: never.
-        heartbeat_s: how often a rank shows that it lives.
-        silent_limit_s: a rank that shows nothing for so long is lost (a death is noticed at once anyway); 0: never.
+        silent_limit_s: a rank whose host stands still or is cut off, or that was stopped, for so long is lost (a death
+            is noticed at once anyway, a rank that is merely busy is no concern of this); 0: never.
         connect_limit_s: how long to try to reach rank 0.
         on_failure: called once, in a background thread of the rank that reports, before the report is printed.
         exit_alone: whether `fail` ends a process that is alone in its job; if not, it raises the error again.
@@ -76,20 +77,18 @@ class Guard:
         *,
         stall_warning_s: float = 60.0,
         stall_abort_s: float = 600.0,
-        heartbeat_s: float = 5.0,
-        silent_limit_s: float = 60.0,
+        silent_limit_s: float = 20.0,
         connect_limit_s: float = 60.0,
         on_failure: Callable[[Failure], None] | None = None,
         exit_alone: bool = False,
         handle_signals: bool = True,
     ) -> None:
-        if silent_limit_s:
-            heartbeat_s = min(heartbeat_s, silent_limit_s / 4)
         self.world = world
         self.host = host
         self._store = store if world.size > 1 else None
         self._root_address = root_address
-        self._limits = Limits(stall_warning_s, stall_abort_s, heartbeat_s, silent_limit_s)
+        self._limits = Limits(stall_warning_s, stall_abort_s)
+        self._silent_limit_s = silent_limit_s
         self._connect_limit_s = connect_limit_s
         self._on_failure = on_failure
         self._exit_hard = exit_alone or world.size > 1
@@ -97,6 +96,7 @@ class Guard:
         self._watch = OperationWatch()
         self._stop = StopSignals(f"rank {world.rank}" if world.size > 1 else "")
         self._hub: Hub | None = None
+        self._pulse: Pulse | None = None
         self._monitor: Monitor | None = None
         self._running = False
         self._pid = os.getpid()
@@ -145,6 +145,7 @@ class Guard:
             root,
             channel,
             self._hub,
+            self._pulse if self._hub is None else None,
             self._watch,
             self._stop,
             self._limits,
@@ -174,6 +175,8 @@ class Guard:
             self._monitor.close()
         if self._hub is not None:
             self._hub.close()
+        if self._pulse is not None:
+            self._pulse.close()
         crash.restore()
         self._stop.close()
         ending.kill_daemonic_children()
@@ -246,18 +249,21 @@ class Guard:
         loopback = self._root_address.startswith(LOOPBACK)
         if self.world.is_root:
             token = secrets.token_hex(16)
+            address = self._root_address if loopback else ""
+            if self._silent_limit_s:
+                self._pulse = Pulse.serve(address, self.world.size + 8, token, self._silent_limit_s)
             self._hub = Hub(
                 self.world.size,
                 self.host,
                 token,
-                address=self._root_address if loopback else "",
-                heartbeat_s=self._limits.heartbeat_s,
-                silent_limit_s=self._limits.silent_limit_s,
+                address=address,
+                pulse=self._pulse,
                 stall_abort_s=self._limits.stall_abort_s,
             )
             self._hub.start()
             contact: dict[str, Any] = {
                 "port": self._hub.port,
+                "pulse_port": self._pulse.port if self._pulse is not None else 0,
                 "token": token,
                 "host": me.host,
                 "pid": me.pid,
@@ -287,6 +293,10 @@ class Guard:
             port = int(contact["port"])
             try:
                 channel = self._try_greet(address, port, str(contact["token"]), me, until)
+                pulse_port = int(contact.get("pulse_port", 0))
+                if self._silent_limit_s and pulse_port and not self.world.is_root:
+                    token = str(contact["token"])
+                    self._pulse = Pulse.follow(address, pulse_port, token, me.rank, self._silent_limit_s)
                 return Identity(0, str(contact["host"]), int(contact["pid"]), int(contact["started"])), channel
             except ConnectionRefusedError as error:
                 if time.monotonic() > min(refused_until, until):

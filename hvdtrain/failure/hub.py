@@ -14,6 +14,7 @@ from typing import Any
 
 from hvdtrain.failure import crash, ending
 from hvdtrain.failure.postmortem import Identity, count_oom_kills, explain_death, kill
+from hvdtrain.failure.pulse import Pulse, listen
 from hvdtrain.failure.record import SILENT, Failure
 from hvdtrain.failure.stall import Whereabouts, stall_failure, stall_warning
 from hvdtrain.failure.verdict import Verdict
@@ -21,6 +22,8 @@ from hvdtrain.failure.wire import Channel, Message, ProtocolError
 
 # How long the ranks have to answer where they are.
 GATHER_S = 2.0
+# How often the hub looks around.
+TICK_S = 1.0
 # How long a stranger may stay connected without the job's token.
 HELLO_LIMIT_S = 10.0
 
@@ -28,7 +31,7 @@ HELLO_LIMIT_S = 10.0
 @dataclasses.dataclass
 class _Peer:
     channel: Channel
-    silence_s: float = 0.0
+    strange_s: float = 0.0
     process: Identity | None = None
     finished: bool = False
     spoke: bool = False
@@ -54,8 +57,7 @@ class Hub:
         host: name of this host, as the ranks report theirs.
         token: what a rank has to show.
         address: where to listen; ``""`` is every interface.
-        heartbeat_s: how often the hub tells the ranks that it lives.
-        silent_limit_s: a rank that has sent nothing for so long is lost; 0: never.
+        pulse: tells which ranks have fallen silent; None: nobody does.
         stall_abort_s: quoted in warnings.
     """
 
@@ -66,22 +68,22 @@ class Hub:
         token: str,
         *,
         address: str = "",
-        heartbeat_s: float,
-        silent_limit_s: float,
+        pulse: Pulse | None,
         stall_abort_s: float,
     ) -> None:
         self.size = size
         self._host = host
         self._token = token
-        self._heartbeat_s = heartbeat_s
-        self._silent_limit_s = silent_limit_s
+        self._pulse = pulse
         self._stall_abort_s = stall_abort_s
-        self._listener = _listen(address, backlog=size + 8)
+        self._listener = listen(address, backlog=size + 8)
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._waker, self._wakened = socket.socketpair()
         self._selector.register(self._wakened, selectors.EVENT_READ)
+        if pulse is not None:
+            self._selector.register(pulse.channel, selectors.EVENT_READ)
         self._strangers: dict[Channel, _Peer] = {}
         self._peers: dict[int, _Peer] = {}
         self._verdict = Verdict()
@@ -136,22 +138,19 @@ class Hub:
             self._others_left.set()
 
     def _loop(self) -> None:
-        tick_s = min(1.0, self._heartbeat_s)
         before = time.monotonic()
-        next_heartbeat = before + self._heartbeat_s
         while not self._closing.is_set():
-            for key, _ in self._selector.select(self._timeout(tick_s)):
+            for key, _ in self._selector.select(self._timeout()):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.data is not None:
                     self._read(key.data)
+                elif self._pulse is not None and key.fileobj is self._pulse.channel:
+                    self._feel(self._pulse)
             now = time.monotonic()
-            # Counted in our own running time: if this whole process was stopped, nobody else is to blame.
-            self._check_silence(min(now - before, 2 * tick_s))
+            # Counted in our own running time: while this process was stopped, nobody could say hello.
+            self._drop_strangers(min(now - before, 2 * TICK_S))
             before = now
-            if now >= next_heartbeat:
-                next_heartbeat = now + self._heartbeat_s
-                self._tell("heartbeat")
             self._finish_gathering(now)
             self._decide(now)
             if sum(1 for rank, peer in self._peers.items() if rank and peer.finished) == self.size - 1:
@@ -159,11 +158,11 @@ class Hub:
             if self._decided and not any(self._present()):
                 self._others_left.set()
 
-    def _timeout(self, tick_s: float) -> float:
+    def _timeout(self) -> float:
         moments = [self._verdict.deadline()] if not self._decided else []
         moments.append(self._stall.until if self._stall else None)
         waits = [moment - time.monotonic() for moment in moments if moment is not None]
-        return max(0.0, min([tick_s, *waits]))
+        return max(0.0, min([TICK_S, *waits]))
 
     def _present(self) -> list[int]:
         return sorted(rank for rank, peer in self._peers.items() if not peer.channel.ended)
@@ -193,7 +192,6 @@ class Hub:
     def _read(self, peer: _Peer) -> None:
         try:
             for message in peer.channel.receive():
-                peer.silence_s = 0.0
                 if peer.process is None:
                     self._welcome(peer, message)
                 else:
@@ -256,19 +254,22 @@ class Hub:
         )
         self._verdict.add(failure, time.monotonic())
 
-    def _check_silence(self, passed_s: float) -> None:
+    def _drop_strangers(self, passed_s: float) -> None:
         for peer in list(self._strangers.values()):
-            peer.silence_s += passed_s
-            if peer.silence_s > HELLO_LIMIT_S:
+            peer.strange_s += passed_s
+            if peer.strange_s > HELLO_LIMIT_S:
                 self._drop(peer)
-        for peer in self._peers.values():
-            if peer.channel.ended or peer.process is None or peer.spoke:
+
+    def _feel(self, pulse: Pulse) -> None:
+        for rank in pulse.silent_ranks():
+            peer = self._peers.get(rank)
+            if peer is None or peer.process is None or peer.finished or peer.spoke or peer.channel.ended:
                 continue
-            peer.silence_s += passed_s
-            if self._silent_limit_s and peer.silence_s > self._silent_limit_s:
-                peer.spoke = True
-                process = peer.process
-                self._verdict.add(silent_failure(process, self._silent_limit_s), time.monotonic())
+            peer.spoke = True
+            self._verdict.add(silent_failure(peer.process, pulse.limit_s), time.monotonic())
+        if pulse.channel.ended:
+            self._selector.unregister(pulse.channel)
+            self._pulse = None
 
     # Messages
 
@@ -372,11 +373,3 @@ def silent_failure(process: Identity, limit_s: float) -> Failure:
         SILENT,
         f"is lost: nothing was heard from it for {limit_s:g} s (a stopped process or container, or a cut network)",
     )
-
-
-def _listen(address: str, backlog: int) -> socket.socket:
-    if not address and socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family, backlog=backlog)

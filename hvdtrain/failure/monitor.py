@@ -19,6 +19,7 @@ from collections.abc import Callable
 from hvdtrain.failure import crash, ending
 from hvdtrain.failure.hub import Hub, silent_failure
 from hvdtrain.failure.postmortem import Identity, count_oom_kills, explain_death, kill, start_ticks
+from hvdtrain.failure.pulse import Pulse
 from hvdtrain.failure.record import SIGNAL, SILENT, Failure
 from hvdtrain.failure.stall import Operation, OperationWatch, Whereabouts, stall_failure, stall_warning
 from hvdtrain.failure.stop import ANNOUNCE_DELAY_S, StopSignals
@@ -40,13 +41,11 @@ class Limits:
 
     stall_warning_s: float = 60.0
     stall_abort_s: float = 600.0
-    heartbeat_s: float = 5.0
-    silent_limit_s: float = 60.0
 
     @property
     def tick_s(self) -> float:
         """How often the thread looks around."""
-        used = [value for value in (self.stall_warning_s / 4, self.stall_abort_s / 4, self.heartbeat_s) if value]
+        used = [value for value in (self.stall_warning_s / 4, self.stall_abort_s / 4) if value]
         return max(0.02, min([1.0, *used]))
 
 
@@ -58,6 +57,7 @@ class Monitor:
         root: rank 0's process, to be named if the connection to it ends.
         channel: the connection to the hub, greeted already; None where there is no hub.
         hub: the hub, on rank 0.
+        pulse: tells when rank 0 has fallen silent; None on rank 0, and where nobody does.
         reports_for_root: whether this rank reports when rank 0 is lost (the lowest of each host).
         on_failure: called on the rank that reports, before the report is printed.
     """
@@ -68,6 +68,7 @@ class Monitor:
         root: Identity | None,
         channel: Channel | None,
         hub: Hub | None,
+        pulse: Pulse | None,
         watch: OperationWatch,
         stop: StopSignals,
         limits: Limits,
@@ -79,13 +80,13 @@ class Monitor:
         self._root = root
         self._channel = channel
         self._hub = hub
+        self._pulse = pulse
         self._watch = watch
         self._stop = stop
         self._limits = limits
         self._reports_for_root = reports_for_root
         self._on_failure = on_failure
         self._own: tuple[Failure, float] | None = None
-        self._hub_silence_s = 0.0
         self._oom_kills = count_oom_kills()
         self._closing = threading.Event()
         self._parting = threading.Event()
@@ -144,17 +145,12 @@ class Monitor:
     def _loop(self) -> None:
         tick_s = self._limits.tick_s
         before = time.monotonic()
-        next_heartbeat = before
         while not self._closing.is_set():
             pending = self._stop.announce(ANNOUNCE_DELAY_S if self._channel is not None else 0.0)
             self._attend(min(tick_s, ANNOUNCE_DELAY_S / 2) if pending else tick_s)
             now = time.monotonic()
             passed_s = min(now - before, 2 * tick_s)
             before = now
-            if self._channel is not None and now >= next_heartbeat:
-                next_heartbeat = now + self._limits.heartbeat_s
-                self._channel.send("heartbeat")
-            self._check_hub(passed_s)
             self._check_stall(passed_s)
             if self._own is not None and (now >= self._own[1] or self._channel is None):
                 self._end(self._own[0], report=True)
@@ -162,6 +158,9 @@ class Monitor:
     def _attend(self, limit_s: float) -> None:
         """Wait for whatever comes first, at most ``limit_s`` seconds, and handle it."""
         sources: list[socket.socket | Channel | StopSignals] = [self._wakened]
+        pulse = self._pulse
+        if pulse is not None:
+            sources.append(pulse.channel)
         if self._channel is not None:
             sources.append(self._channel)
         if self._stop.fileno() >= 0:
@@ -180,6 +179,8 @@ class Monitor:
                 self._end_at_once(again)
         if self._channel is not None and self._channel in ready:
             self._listen(self._channel)
+        if pulse is not None and pulse.channel in ready:
+            self._feel(pulse)
 
     def _listen(self, channel: Channel) -> None:
         try:
@@ -188,8 +189,6 @@ class Monitor:
             ending.write_error(f"hvdtrain: the failure hub sent something unreadable: {error}\n")
             channel.close()
             messages = []
-        if messages:
-            self._hub_silence_s = 0.0
         for message in messages:
             self._hear(channel, message)
         if channel.ended:
@@ -223,16 +222,14 @@ class Monitor:
 
     # What the thread watches
 
-    def _check_hub(self, passed_s: float) -> None:
-        if self._channel is None or self._root is None or self._parting.is_set() or not self._limits.silent_limit_s:
-            return
-        self._hub_silence_s += passed_s
-        # Twice the hub's own patience: of two explanations that of the hub, which sees every rank, is the better one.
-        limit_s = 2 * self._limits.silent_limit_s
-        if self._hub_silence_s > limit_s:
+    def _feel(self, pulse: Pulse) -> None:
+        is_silent = bool(pulse.silent_ranks())
+        if pulse.channel.ended:
+            self._pulse = None
+        if is_silent and self._channel is not None and self._root is not None and not self._parting.is_set():
             if self._root.host == self._me.host:
                 kill(self._root)
-            self._end(silent_failure(self._root, limit_s), report=self._reports_for_root)
+            self._end(silent_failure(self._root, pulse.limit_s), report=self._reports_for_root)
 
     def _check_stall(self, passed_s: float) -> None:
         operation = self._watch.advance(passed_s)

@@ -131,6 +131,9 @@ def fail(guard: Guard) -> None:
         sys.exit(0)
     if CASE == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if CASE == "busy":
+        # Nothing else of Python runs meanwhile: what a big pickle or a tokenizer does.
+        ctypes.PyDLL(None).sleep(5)
     if CASE == "stuck":
         stuck_in_user_code()
     if CASE == "stuck worker":
@@ -162,6 +165,15 @@ def main() -> None:
                 # The ranks leave at different times, in another order each time.
                 time.sleep(0.02 * ((RANK + run) % SIZE))
         note("clean", "done")
+        return
+    if CASE == "busy":
+        with make_guard(silent_limit_s=1.0) as guard:
+            await_all_ready()
+            if RANK == BLAMED:
+                fail(guard)
+            note("done", "")
+            while len(list(FOLDER.glob("done-*"))) < SIZE:
+                time.sleep(0.02)
         return
     limits = {"stopped": {"silent_limit_s": 2.0}, "stuck": {"stall_warning_s": 0.5, "stall_abort_s": 1.5}}
     limits["stuck worker"] = {"stall_warning_s": 0.5, "stall_abort_s": 3.0}

@@ -152,14 +152,20 @@ def test_without_a_with_block_an_uncaught_exception_is_reported_too(tmp_path: Pa
     assert job.last_line() == "hvdtrain: rank 1 (here, pid PID) failed: ValueError: uncaught"
 
 
-@pytest.mark.parametrize(("blamed", "reporter", "limit"), [(0, 1, 4), (1, 0, 2)])
-def test_a_stopped_process_is_lost_and_ended(tmp_path: Path, blamed: int, reporter: int, limit: int) -> None:
+@pytest.mark.parametrize(("blamed", "reporter", "limit"), [(0, 1, 2.4), (1, 0, 2)])
+def test_a_stopped_process_is_lost_and_ended(tmp_path: Path, blamed: int, reporter: int, limit: float) -> None:
     job = run_job("stopped", tmp_path, blamed=blamed)
     assert sorted(job.statuses) == [-9, 1]
     assert job.last_line(reporter) == (
-        f"hvdtrain: rank {blamed} (here, pid PID) is lost: nothing was heard from it for {limit} s "
+        f"hvdtrain: rank {blamed} (here, pid PID) is lost: nothing was heard from it for {limit:g} s "
         "(a stopped process or container, or a cut network)"
     )
+
+
+@pytest.mark.parametrize("blamed", [0, 1])
+def test_a_rank_that_keeps_the_interpreter_to_itself_is_not_lost(tmp_path: Path, blamed: int) -> None:
+    job = run_job("busy", tmp_path, blamed=blamed)
+    assert (job.statuses, job.errors) == ([0, 0], ["", ""])
 
 
 def test_a_stall_is_reported_with_both_stacks_and_then_ends_the_job(tmp_path: Path) -> None:

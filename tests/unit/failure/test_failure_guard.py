@@ -92,7 +92,7 @@ def test_a_rank_0_that_has_gone_is_named_soon(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_rank_that_is_there_twice_is_refused() -> None:
-    hub = Hub(2, "node-1", "t", address="127.0.0.1", heartbeat_s=1.0, silent_limit_s=0.0, stall_abort_s=0.0)
+    hub = Hub(2, "node-1", "t", address="127.0.0.1", pulse=None, stall_abort_s=0.0)
     hub.start()
 
     class Store:
