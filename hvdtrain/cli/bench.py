@@ -6,10 +6,15 @@ import json
 
 import click
 
+from hvdtrain.cli.bench_network import network
+
 
 @click.group()
 def command() -> None:
     """Measure on this machine: each benchmark starts its own ranks, and prints a table, or with --json JSON alone."""
+
+
+command.add_command(network)
 
 
 @command.command()
@@ -24,4 +29,35 @@ def overhead(backends: tuple[str, ...], models: tuple[str, ...], rounds: int, as
     from hvdtrain.bench import overhead as benchmark
 
     result = benchmark.measure(backends or ("ddp", "horovod"), models or ("small", "large"), rounds)
+    click.echo(json.dumps(result) if as_json else benchmark.table(result))
+
+
+@command.command()
+@click.option(
+    "--work",
+    "works",
+    multiple=True,
+    type=click.Choice(["small", "large", "resnet", "latency", "throughput"]),
+    help="Two MLPs, a conv net, an allreduce of 4 bytes, one of 64 MB. Default: all.",
+)
+@click.option(
+    "--compression", "compressions", multiple=True, type=click.Choice(["none", "fp16"]), help="Default: both."
+)
+@click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1), help="Turns of each contestant.")
+@click.option(
+    "--two-hosts",
+    is_flag=True,
+    help="Put the two ranks into network namespaces with a cable of 10 Gbit/s between them (needs root).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def hvd(works: tuple[str, ...], compressions: tuple[str, ...], rounds: int, two_hosts: bool, as_json: bool) -> None:
+    """An unchanged Horovod script on native torch.distributed and on the real Horovod, side by side."""
+    from hvdtrain.bench import hvd as benchmark
+
+    result = benchmark.measure(
+        works or (*benchmark.TRAININGS, *benchmark.REDUCTIONS),
+        compressions or ("none", "fp16"),
+        rounds,
+        separate_hosts=two_hosts,
+    )
     click.echo(json.dumps(result) if as_json else benchmark.table(result))

@@ -23,4 +23,9 @@ def command(backend: str, module: bool, script: str, arguments: tuple[str, ...])
     """
     from hvdtrain.hvd.script import run
 
-    run(backend, script, arguments, module)
+    def prepare_real() -> None:
+        from hvdtrain.backends.horovod_script import prepare
+
+        prepare()
+
+    run(backend, script, arguments, module, prepare_real)

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hvdtrain.errors import UserError
@@ -15,7 +15,7 @@ from hvdtrain.hvd.engine import meet
 from hvdtrain.launch.detect import detect
 
 
-def run(backend: str, target: str, arguments: Sequence[str], module: bool) -> None:
+def run(backend: str, target: str, arguments: Sequence[str], module: bool, prepare_real: Callable[[], None]) -> None:
     """Run a script as `python SCRIPT` or `python -m MODULE` would.
 
     Args:
@@ -23,6 +23,7 @@ def run(backend: str, target: str, arguments: Sequence[str], module: bool) -> No
         target: path of the script, or name of the module.
         arguments: what the script finds in sys.argv[1:].
         module: whether target is a module.
+        prepare_real: called before a script that is to find the real Horovod.
 
     Raises:
         UserError: there is no such script or module, the real Horovod is not installed, or the job is started by
@@ -40,6 +41,8 @@ def run(backend: str, target: str, arguments: Sequence[str], module: bool) -> No
         raise UserError(
             "exec --backend horovod: Horovod is not installed; `hvdtrain build-horovod` builds it, or use --backend ddp"
         )
+    else:
+        prepare_real()
     sys.argv = [target, *arguments]
     if module:
         # As python -m does; runpy puts the module's file into argv[0].
