@@ -21,6 +21,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.entry import sparse_parameters
 from hvdtrain.backends.group import Group
 from hvdtrain.backends.horovod_compression import compressor
+from hvdtrain.backends.horovod_wait import SharedCores
 from hvdtrain.backends.options import ConnectOptions, WrapOptions
 from hvdtrain.backends.replica import Replica, compiled
 from hvdtrain.errors import ContractError, LaunchError, UserError
@@ -58,6 +59,7 @@ class HorovodBackend(Backend):
         self._hvd: Any = import_horovod() if hvd is None else hvd
         self._server: Any = None
         self._met_over_mpi = False
+        self._shared_cores: SharedCores | None = None
         self._environ_before: dict[str, str] = {}
 
     @property
@@ -94,9 +96,17 @@ class HorovodBackend(Backend):
 
     def _connect(self) -> None:
         self._check_transport()
-        if self._met_over_mpi:
-            return
+        if self._is_real:
+            self._shared_cores = SharedCores(self._met().local_cpus)
+        if not self._met_over_mpi:
+            self._connect_by_rendezvous()
+        if self._shared_cores is not None:
+            self._shared_cores.open()
+
+    def _connect_by_rendezvous(self) -> None:
         self._check_not_initialized()
+        if self._shared_cores is not None:
+            self._shared_cores.prepare()
         if self._is_real:
             self._server = horovod_launch.prepare(self._met(), self._hvd, self.options.transport)
         else:
@@ -143,6 +153,8 @@ class HorovodBackend(Backend):
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(int(self.options.stall_abort_s) + 120))
 
     def _disconnect(self, failed: bool) -> None:
+        if self._shared_cores is not None:
+            self._shared_cores.close()
         if not failed:
             self._hvd.shutdown()
         if self._server is not None:
