@@ -7,6 +7,7 @@ import json
 import click
 
 from hvdtrain.cli.bench_network import network
+from hvdtrain.cli.bench_scaling import scaling
 
 
 @click.group()
@@ -15,6 +16,7 @@ def command() -> None:
 
 
 command.add_command(network)
+command.add_command(scaling)
 
 
 @command.command()

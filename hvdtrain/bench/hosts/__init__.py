@@ -1,7 +1,8 @@
 """Hosts to measure on: network namespaces of this machine joined by a switch, and what is known of any host's links.
 
 namespaces.py   makes hosts that vanish with this process      rates.py      "1gbit" <-> bits per second
-tbf.py          the shaping of one interface                    counters.py   the kernel's bytes of an interface
+tbf.py          the lines that limit one interface              counters.py   the kernel's bytes of an interface
+shaping.py      the limit of a real interface, always undone
 
     with namespace_hosts(2) as hosts:
         hosts.shape(parse_rate("1gbit"))
