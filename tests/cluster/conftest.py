@@ -12,14 +12,22 @@ from cluster_hosts import Containers, Namespaces, engine_is_usable, namespaces_a
 # Bracketed, so that it does not match the command line that it is itself part of.
 ANYTHING_OF_A_JOB = "[h]vdtrain (t|l|w)|[h]vdtrain.launch|[h]orovod|[o]rted|[m]pirun|[t]orchrun|[s]leep"
 HERE = Path(__file__).parent
+# What the hosts are, said at the end.
+HOSTS = pytest.StashKey[str]()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if HOSTS in config.stash:
+        terminalreporter.write_line(f"tests/cluster ran on {config.stash[HOSTS]}")
 
 
 @pytest.fixture(scope="session")
-def hosts(tmp_path_factory):
+def hosts(tmp_path_factory, request):
     """host1 to host4. HVDTRAIN_TEST_HOSTS=containers|namespaces asks for one kind."""
     wanted = os.environ.get("HVDTRAIN_TEST_HOSTS")
     no_containers = engine_is_usable() if wanted != "namespaces" else "namespaces were asked for"
     if no_containers is None:
+        request.config.stash[HOSTS] = "containers"
         cluster = Containers(4, f"hvdtraintest{os.getpid()}")
         done = cluster.script("up", "--hosts", "4", "--slots", "4")
         assert done.returncode == 0, done.stdout + done.stderr
@@ -30,7 +38,7 @@ def hosts(tmp_path_factory):
         no_namespaces = namespaces_are_usable()
         if no_namespaces is not None:
             pytest.skip(f"no hosts: {no_containers}, and {no_namespaces}")
-        print(f"tests/cluster runs on network namespaces: {no_containers}")
+        request.config.stash[HOSTS] = f"network namespaces, because {no_containers}"
         # Not below pytest's own folder, which only its user may enter: sshd refuses keys there.
         cluster = Namespaces(4, Path(tmp_path_factory.mktemp("cluster")))
         stop = cluster.down
