@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdtrain.cli.bench_place import job_of, place_of, with_job_options, with_place_options
+from hvdtrain.cli.bench_results import backends_or_all, publish, results_folder
 from hvdtrain.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -86,30 +86,27 @@ def network(
     job = job_of(file, overrides, LARGE_MLP)
     if not no_plots:
         require_matplotlib()
+    folder = results_folder(output)
+    chosen = backends_or_all(backends)
     with stop_signals_raise(), place_of(**where) as place:
         if place.full.num_hosts < 2:
             raise LaunchError(f"a network has two hosts at least, and there is {place.full}; name more with -H")
         grid = Grid(
             links=links_of(place, bandwidths, shared_interface, link),
-            backends=backends or ("ddp", "horovod"),
+            backends=chosen,
             compressions=compressions or (("none", "fp16", "bf16", "powersgd") if everything else ("none", "fp16")),
             accumulates=accumulates or ((1, 4) if everything else (4,)),
         )
         effort = Effort(rounds, block_s, trace_s=0.0 if no_plots else Effort.trace_s)
         result = measure(place, job, grid, effort)
     result["cuts"] = cuts(result)
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     pictures: list[Path] = []
     if not no_plots:
         from hvdtrain.bench.network.plots import draw
 
         pictures = draw(result, folder)
     text = document(result, [picture.name for picture in pictures])
-    (folder / "network.md").write_text(text)
-    (folder / "network.json").write_text(json.dumps(result, indent=1) + "\n")
-    click.echo(json.dumps(result) if as_json else text)
-    click.echo(f"results: {folder}", err=True)
+    publish(result, text, folder, "network", as_json=as_json)
 
 
 def links_of(place: Place, bandwidths: tuple[str, ...], shared_interface: str | None, link: str | None) -> list[Link]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import click
 
 from hvdtrain.cli.bench_place import job_of, place_of, with_job_options, with_place_options
+from hvdtrain.cli.bench_results import backends_or_all, publish, results_folder
 
 
 @click.command("scaling", short_help="Throughput and efficiency on 1, 2, 4, ... ranks and hosts.")
@@ -55,23 +54,20 @@ def scaling(
     job = job_of(file, overrides, LARGE_MLP)
     if not no_plots:
         require_matplotlib()
+    folder = results_folder(output)
+    chosen = backends_or_all(backends)
     with stop_signals_raise(), place_of(**where, local=True) as place:
         if isinstance(place, NamespacePlace):
             place.hosts.shape(None if bandwidth is None else parse_rate(bandwidth))
         elif bandwidth is not None:
             raise LaunchError("--bandwidth is for --namespaces; other hosts are measured over their network as it is")
         spreads = spreads_of(place, counts)
-        result = measure(place, job, spreads, backends or ("ddp", "horovod"), rounds=rounds, block_s=block_s)
+        result = measure(place, job, spreads, chosen, rounds=rounds, block_s=block_s)
     result["bandwidth"] = bandwidth
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     pictures: list[str] = []
     if not no_plots:
         from hvdtrain.bench.scaling.plots import curve
 
         pictures = [curve(result, folder / "scaling.png").name]
     text = document(result, pictures)
-    (folder / "scaling.md").write_text(text)
-    (folder / "scaling.json").write_text(json.dumps(result, indent=1) + "\n")
-    click.echo(json.dumps(result) if as_json else text)
-    click.echo(f"results: {folder}", err=True)
+    publish(result, text, folder, "scaling", as_json=as_json)

@@ -92,6 +92,35 @@ def test_nothing_is_left_however_the_process_ends(number: signal.Signals) -> Non
     assert not Path(f"/proc/{child}").exists() or not Path(f"/proc/{child}/cmdline").read_bytes()
 
 
+_SHAPE = """
+import os, sys, time
+from hvdtrain.bench.hosts.shaping import shaped
+with shaped(("eth0", 1e8)):
+    print("shaped", flush=True)
+    if len(sys.argv) > 1:
+        os.kill(os.getpid(), int(sys.argv[1]))
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
+def test_the_limit_of_a_real_interface_goes_however_the_process_ends(number: signal.Signals | None) -> None:
+    with namespace_hosts(1) as hosts:
+        line = [sys.executable, "-c", _SHAPE, *([] if number is None else [str(int(number))])]
+        done = subprocess.run(hosts[0].command(line), capture_output=True, text=True, check=False, timeout=60)
+        assert done.stdout == "shaped\n"
+        assert done.returncode == (0 if number is None else -number)
+        assert eventually(lambda: "tbf" not in hosts[0].namespace.run("tc", "qdisc", "show"))
+
+
+def test_a_queue_that_somebody_else_set_up_is_left_alone() -> None:
+    with namespace_hosts(1, 5e7) as hosts:
+        line = hosts[0].command([sys.executable, "-c", _SHAPE])
+        done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+        assert "eth0 already has a queue that somebody has set up (qdisc tbf" in done.stderr
+        assert "rate 50Mbit" in hosts[0].namespace.run("tc", "qdisc", "show")
+
+
 def test_bench_network_counts_what_no_sync_and_fp16_save(tmp_path: Path) -> None:
     done = subprocess.run(
         [
