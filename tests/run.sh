@@ -19,10 +19,11 @@ need ssh openssh-client
 PATH=$PATH:/usr/sbin:/sbin need sshd openssh-server
 PATH=$PATH:/usr/sbin:/sbin need ip iproute2
 need shellcheck shellcheck
+need espeak-ng espeak-ng
 has_headers='import pathlib, sysconfig; raise SystemExit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
 "$PYTHON" -c "$has_headers" 2>/dev/null || missing+=("$(python_package dev)")
 install_missing "the tests"
-ensure_venv dev,horovod
+ensure_venv dev,horovod,asr
 
 say "Horovod"
 hvdtrain build-horovod

@@ -26,14 +26,19 @@ from speech.aishell import TRANSCRIPT
 
 from hvdtrain.errors import UserError
 
-NUMBERS = "one two three four five six seven eight nine ten eleven twelve".split()
-QUALITIES = "quick lazy brown jolly vexed big warm cold green happy dizzy quiet young old proud tiny".split()
-BEINGS = "foxes zebras dogs queens judges wizards pilots boys girls birds cats horses kings nurses farmers".split()
-DEEDS = "jump walk sing play sleep work wait dance swim hide".split()
-WHERE = "over under near behind with in by".split()
-THINGS = "box quiz river house garden park train bridge van lake kitchen jacket zoo village window table".split()
-ORDERS = "take bring move give send fix".split()
-TIMES = "today tomorrow now tonight soon always".split()
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+NUMBERS = _words("one two three four five six seven eight nine ten eleven twelve")
+QUALITIES = _words("quick lazy brown jolly vexed big warm cold green happy dizzy quiet young old proud tiny")
+BEINGS = _words("foxes zebras dogs queens judges wizards pilots boys girls birds cats horses kings nurses farmers")
+DEEDS = _words("jump walk sing play sleep work wait dance swim hide")
+WHERE = _words("over under near behind with in by")
+THINGS = _words("box quiz river house garden park train bridge van lake kitchen jacket zoo village window table")
+ORDERS = _words("take bring move give send fix")
+TIMES = _words("today tomorrow now tonight soon always")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ form; elsewhere with --cmvn). AISHELL-1 makes about 10 GB of it.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import functools
 import os
 from pathlib import Path
 
@@ -47,9 +49,11 @@ def prepare(
     splits = {split: read_split(data, split, keep_spaces=keep_spaces) for split in SPLITS}
     folder.mkdir(exist_ok=True)
     Units.of_texts(utterance.text for utterance in splits["train"]).save(folder / UNITS)
-    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+    with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(concurrent.futures.ProcessPoolExecutor(jobs)) if jobs > 1 else None
         for split, utterances in splits.items():
-            found = list(pool.map(features_of, utterances, [options] * len(utterances), chunksize=50))
+            compute = functools.partial(features_of, options=options)
+            found = list(pool.map(compute, utterances, chunksize=50) if pool else map(compute, utterances))
             items, first = [], 0
             for utterance, features in zip(utterances, found, strict=True):
                 items.append(Item(utterance.name, utterance.speaker, utterance.text, first, len(features)))
@@ -73,9 +77,7 @@ def prepare(
 @click.option("--jobs", default=os.cpu_count() or 1, show_default="cores", help="Processes.")
 def main(data: Path, cmvn: Path | None, num_mels: int, high_hz: float, keep_spaces: bool, jobs: int) -> None:
     try:
-        folder = prepare(
-            data, cmvn=cmvn, options=FeatureOptions(num_mels, high_hz), keep_spaces=keep_spaces, jobs=jobs
-        )
+        folder = prepare(data, cmvn=cmvn, options=FeatureOptions(num_mels, high_hz), keep_spaces=keep_spaces, jobs=jobs)
     except UserError as error:
         raise SystemExit(_refuse(error)) from None
     print(f"wrote {folder}")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 from speech.batches import Batch, Microbatches, check_ctc
-from speech.cmvn import load_cmvn
+from speech.building import load_weights, make_model, model_options
 from speech.decoding import character_errors, ctc_greedy
-from speech.model import ModelOptions, SpeechModel
+from speech.model import Scores
 from speech.prepared import CMVN, UNITS, PreparedSplit
 from speech.units import EDGE, Units
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class SpeechRecognition:
         max_frames: largest padded microbatch, in frames of 10 ms.
         ctc_weight: share of the CTC loss; the rest is the decoder's. 1: there is no decoder.
         num_masks: SpecAugment masks over frequency, and over time.
-        eval_splits: what is evaluated, each with a CER of its own.
+        eval_splits: what is evaluated, each with a CER of its own; empty: nothing is.
         model: sizes, as in ModelOptions.
     """
 
@@ -65,7 +65,9 @@ class SpeechRecognition:
     def train_dataset(self) -> Dataset[Batch]:
         return Microbatches([self.train], self.units, max_frames=self.max_frames, seed=0, num_masks=self.num_masks)
 
-    def eval_dataset(self) -> Dataset[Batch]:
+    def eval_dataset(self) -> Dataset[Batch] | None:
+        if not self.evaluated:
+            return None
         return Microbatches(list(self.evaluated.values()), self.units, max_frames=4 * self.max_frames, seed=0)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, float, dict[str, float]]:
@@ -80,9 +82,8 @@ class SpeechRecognition:
 
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, tuple[float, float]]:
         scores = model(batch.features, batch.num_frames, batch.characters)
-        said = [
-            self.units.decode(row[:length]) for row, length in zip(batch.characters.tolist(), batch.num_characters.tolist(), strict=True)
-        ]
+        rows = zip(batch.characters.tolist(), batch.num_characters.tolist(), strict=True)
+        said = [self.units.decode(row[:length]) for row, length in rows]
         errors, count = character_errors(said, ctc_greedy(scores, self.units))
         found: dict[str, tuple[float, float]] = {"cer": (errors, count)}
         for place, split in enumerate(self.evaluated):
@@ -92,7 +93,7 @@ class SpeechRecognition:
         found["ctc_loss"] = (ctc.item() * count, count)
         return found
 
-    def _losses(self, scores: object, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def _losses(self, scores: Scores, batch: Batch) -> tuple[Tensor, Tensor | None]:
         num_characters = batch.num_characters.sum()
         ctc = functional.ctc_loss(
             scores.ctc.transpose(0, 1), batch.characters, scores.num_frames, batch.num_characters, reduction="sum"
@@ -102,54 +103,10 @@ class SpeechRecognition:
         # The decoder has one thing more to say: that the sentence is over.
         place = torch.arange(batch.characters.shape[1] + 1, device=batch.characters.device)
         ends = batch.num_characters[:, None]
-        wanted = functional.pad(batch.characters, (0, 1)).masked_fill(place == ends, EDGE).masked_fill(place > ends, -100)
+        wanted = (
+            functional.pad(batch.characters, (0, 1)).masked_fill(place == ends, EDGE).masked_fill(place > ends, -100)
+        )
         attention = functional.cross_entropy(
             scores.decoder.flatten(0, 1), wanted.flatten(), reduction="sum", label_smoothing=0.1
         )
         return ctc / num_characters, attention / num_characters
-
-
-def model_options(given: dict[str, float], *, with_decoder: bool = True) -> ModelOptions:
-    """The sizes from `task_options.model`.
-
-    Raises:
-        UserError: an unknown name.
-    """
-    if not with_decoder:
-        given = {**given, "num_decoder_layers": 0}
-    try:
-        return ModelOptions(**given)
-    except TypeError as error:
-        raise UserError(f"task_options.model: {error}; known are {', '.join(ModelOptions.__annotations__)}") from None
-
-
-def make_model(cmvn: Path, num_mels: int, units: Units, sizes: ModelOptions) -> SpeechModel:
-    """A model with fresh weights.
-
-    Raises:
-        UserError: the CMVN is of other features.
-    """
-    mean, inverse_std = load_cmvn(cmvn)
-    if len(mean) != num_mels:
-        raise UserError(f"{cmvn} is for {len(mean)} filters, the features have {num_mels}: run prepare.py again")
-    return SpeechModel(torch.from_numpy(mean), torch.from_numpy(inverse_std), len(units), sizes)
-
-
-def load_weights(model: SpeechModel, checkpoint: Path) -> None:
-    """Take over the weights of a checkpoint; the CMVN stays the model's own.
-
-    Raises:
-        UserError: the file is missing or damaged, or its model has other shapes.
-    """
-    try:
-        weights = torch.load(checkpoint, map_location="cpu", weights_only=True)["model"]
-    except FileNotFoundError:
-        raise UserError(f"there is no checkpoint {checkpoint}") from None
-    except Exception as error:
-        raise UserError(f"{checkpoint}: not a checkpoint of the trainer ({error})") from None
-    own = model.state_dict()
-    weights = {**weights, "mean": own["mean"], "inverse_std": own["inverse_std"]}
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"{checkpoint} does not fit this model: {error}") from None

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from speech.prepared import Item, PreparedSplit
-from speech.units import Units
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from hvdtrain.errors import UserError
+from speech.prepared import Item, PreparedSplit
+from speech.units import Units
 
 
 class Batch(NamedTuple):
@@ -59,8 +59,8 @@ class Microbatches(Dataset[Batch]):
 
     Args:
         max_frames: largest padded size of a microbatch, in frames of 10 ms.
-        num_masks: bands of filters, and as many stretches of time, that are replaced by the utterance's mean (SpecAugment,
-            Park et al. 2019, https://arxiv.org/abs/1904.08779); 0: the features as they are.
+        num_masks: bands of filters, and as many stretches of time, that are replaced by the utterance's mean
+            (SpecAugment, Park et al. 2019, https://arxiv.org/abs/1904.08779); 0: the features as they are.
     """
 
     def __init__(
@@ -74,6 +74,10 @@ class Microbatches(Dataset[Batch]):
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def items(self, index: int) -> list[Item]:
+        """The utterances of a microbatch, in its order."""
+        return self._batches[index][1]
 
     def __getitem__(self, index: int) -> Batch:
         place, items = self._batches[index]

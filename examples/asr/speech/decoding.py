@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import jiwer
 import torch
+from torch import Tensor
+
 from speech.model import Scores, SpeechModel
 from speech.units import BLANK, EDGE, Units
-from torch import Tensor
 
 
 def ctc_greedy(scores: Scores, units: Units) -> list[str]:
@@ -21,7 +22,7 @@ def ctc_greedy(scores: Scores, units: Units) -> list[str]:
 
 
 def attention_greedy(model: SpeechModel, features: Tensor, num_frames: Tensor, units: Units) -> list[str]:
-    """The decoder's best unit, one after another, until the end of the sentence or as many units as there are frames."""
+    """The decoder's best units, one by one, until the end of the sentence, or as many as there are frames."""
     if model.decoder is None:
         raise ValueError("the model has no decoder")
     encoded, mask, lengths = model.encode(features, num_frames)

@@ -1,7 +1,7 @@
 """A small Conformer encoder with a CTC head and a Transformer decoder, for joint training.
 
-Conformer: Gulati et al. 2020, https://arxiv.org/abs/2005.08100 (here with layer normalisation in the convolution module,
-so that a rank's gradient does not depend on how samples are divided into microbatches, and absolute positions). Joint
+Conformer: Gulati et al. 2020, https://arxiv.org/abs/2005.08100 (here with absolute positions, and with layer
+normalisation in the convolution module: the statistics of a batch would differ with the number of ranks). Joint
 training: Watanabe et al. 2017, https://doi.org/10.1109/JSTSP.2017.2763455. Padding changes nothing: an utterance gives
 the same scores alone and in a padded microbatch.
 
@@ -15,9 +15,10 @@ import math
 from typing import NamedTuple
 
 import torch
-from speech.units import EDGE
 from torch import Tensor, nn
 from torch.nn import functional
+
+from speech.units import EDGE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +86,7 @@ class SpeechModel(nn.Module):
 
         Args:
             features: [N, T, num_mels]; what lies beyond num_frames [N] is not looked at.
-            characters: [N, U], what was said, padded with anything, for the decoder's teacher forcing; None: no decoder.
+            characters: [N, U], what was said, padded with anything, which the decoder is given; None: no decoder.
         """
         encoded, mask, lengths = self.encode(features, num_frames)
         decoded = None

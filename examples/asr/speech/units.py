@@ -59,5 +59,7 @@ class Units:
         lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
         names = [line[0] for line in lines if len(line) == 2]
         if len(names) != len(lines) or tuple(names[: len(_SPECIAL)]) != _SPECIAL:
-            raise UserError(f"{path}: not a file of units (lines of a unit and its number, {', '.join(_SPECIAL)} first)")
+            raise UserError(
+                f"{path}: not a file of units (a unit and its number in a line, {' '.join(_SPECIAL)} first)"
+            )
         return cls([" " if name == _SPACE else name for name in names[len(_SPECIAL) :]])
