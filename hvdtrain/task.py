@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -111,29 +111,3 @@ def _module_of_file(file: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def make_optimizer(task: Any, config: Config, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """The task's optimizer, or the one that the YAML names.
-
-    Raises:
-        ConfigError: torch has no such optimizer, or it does not take these options.
-    """
-    if callable(getattr(task, "optimizer", None)):
-        made: torch.optim.Optimizer = task.optimizer(parameters)
-        return made
-    name = config.optimizer.name
-    known = {
-        key
-        for key, item in vars(torch.optim).items()
-        if inspect.isclass(item) and issubclass(item, torch.optim.Optimizer) and item is not torch.optim.Optimizer
-    }
-    if name not in known:
-        close = [other for other in known if other.lower() == name.lower()]
-        hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(sorted(known))}"
-        raise config.error("optimizer.name", f"torch.optim has no {name}{hint}")
-    try:
-        optimizer: torch.optim.Optimizer = getattr(torch.optim, name)(parameters, **config.optimizer.options)
-    except (TypeError, ValueError) as error:
-        raise config.error("optimizer", f"torch.optim.{name} does not take these options: {error}") from None
-    return optimizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from hvdtrain.data.device import to_device
 from hvdtrain.data.groups import Group, GroupSource
 from hvdtrain.errors import ContractError
 from hvdtrain.precision import Precision, names_of_non_finite
-from hvdtrain.trainer.control import Control, Heard, Said
+from hvdtrain.trainer.control import Control, Heard, LoggedStep, LoggedSums, Said
 from hvdtrain.trainer.losses import add_logged, loss_of_nothing, require_gradient, unpack
 from hvdtrain.trainer.position import Position
 from hvdtrain.trainer.weights import correction, reference_for
@@ -27,9 +27,9 @@ class Step:
     """What one step gave.
 
     Attributes:
-        logged: whether loss, values and norm below are filled in.
+        logged: this step's loss is to be logged; it comes in the `results` of this step or of a later one.
         num_samples: over all ranks (weights, where batches have no number of samples).
-        loss: the weighted mean over all microbatches of all ranks.
+        results: of logged steps up to this one, in order.
         norm: of the averaged gradient, before clipping.
         lr: the first group's learning rate in this step.
         finite: False: the step was skipped by every rank.
@@ -39,8 +39,7 @@ class Step:
 
     logged: bool
     num_samples: float
-    loss: float = math.nan
-    values: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    results: list[LoggedStep] = dataclasses.field(default_factory=list)
     norm: float = math.nan
     lr: float = math.nan
     finite: bool = True
@@ -78,6 +77,10 @@ class Loop:
         for group in source:
             yield group, self._step(group, source)
 
+    def flush(self) -> list[LoggedStep]:
+        """The results of logged steps that no step has brought yet. Collective."""
+        return self._control.flush()
+
     # ---- one step ----
 
     def _step(self, group: Group, source: GroupSource) -> Step:
@@ -86,6 +89,7 @@ class Loop:
         name = f"gradient reduction of step {step}"
         replica, guard = self._replica, self._backend.guard
         said = Said()
+        sums = LoggedSums(step) if logged else None
         pending: Pending[Heard] | None = None
         # 1: where there is no sample at all the step is left out, whatever its gradients were divided by.
         reference = group.num_samples / self._size or 1.0
@@ -111,10 +115,10 @@ class Loop:
                 said.weight += weight
                 if weight == 0.0 and not replica.options.find_unused_parameters:
                     loss = loss_of_nothing(self._parameters)
-                if logged:
-                    add_logged(said, loss, weight, values)
+                if sums is not None:
+                    add_logged(sums, loss, weight, values)
                 if index == count - 1:
-                    pending = self._speak(step, said, source, logged)
+                    pending = self._speak(step, said, source, sums)
                     with guard.operation(name):
                         self._backward(loss, weight / reference)
                 else:
@@ -123,7 +127,7 @@ class Loop:
             if count == 0:
                 if self._weighted is None:
                     self._find_out_weights(False, 0.0, has_data=False)
-                pending = self._speak(step, said, source, logged)
+                pending = self._speak(step, said, source, sums)
                 replica.without_data()
             replica.finish_gradients()
             heard = pending.wait() if pending is not None else None
@@ -132,12 +136,14 @@ class Loop:
     def _backward(self, loss: torch.Tensor, factor: float) -> None:
         self._precision.backward(loss if factor == 1.0 else loss * factor)
 
-    def _speak(self, step: int, said: Said, source: GroupSource, logged: bool) -> Pending[Heard] | None:
-        if not (logged or source.votes or self._weighted or self._control.is_due(step)):
+    def _speak(self, step: int, said: Said, source: GroupSource, sums: LoggedSums | None) -> Pending[Heard] | None:
+        if sums is not None:
+            self._control.log(sums)
+        if not (source.votes or self._weighted or self._control.is_due(step)):
             return None
         said.stop = self._backend.guard.stop_requested
         said.has_next, said.next_samples = source.ballot()
-        return self._control.start(step, said, logged=logged)
+        return self._control.start(step, said)
 
     def _apply(self, group: Group, source: GroupSource, heard: Heard | None, logged: bool) -> Step:
         precision, replica = self._precision, self._replica
@@ -146,10 +152,7 @@ class Loop:
             result.stop = heard.stop
             if source.votes:
                 source.decide(heard.num_ranks_with_next, heard.next_samples)
-            if logged:
-                total = heard.weight
-                result.loss = heard.loss / total if total else math.nan
-                result.values = {name: value / total for name, value in heard.values.items()} if total else {}
+            result.results = heard.logged
         result.has_weight = group.num_samples > 0
         if self._weighted:
             assert heard is not None, "weights are summed in every step"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from hvdtrain.errors import ContractError
-from hvdtrain.trainer.control import Said
+from hvdtrain.trainer.control import LoggedSums
 
 
 def unpack(result: Any, num_samples: int) -> tuple[torch.Tensor, float, Mapping[str, Any], bool]:
@@ -50,14 +50,15 @@ def _one_number(loss: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def add_logged(said: Said, loss: torch.Tensor, weight: float, values: Mapping[str, Any]) -> None:
+def add_logged(sums: LoggedSums, loss: torch.Tensor, weight: float, values: Mapping[str, Any]) -> None:
     """Add a microbatch to what is logged of the step."""
     if weight == 0.0:
         return  # the mean over nothing may be NaN, and counts for nothing
-    said.loss += float(loss.detach()) * weight
+    sums.weight += weight
+    sums.loss += float(loss.detach()) * weight
     for name, value in values.items():
         try:
-            said.values[name] = said.values.get(name, 0.0) + float(value) * weight
+            sums.values[name] = sums.values.get(name, 0.0) + float(value) * weight
         except (TypeError, ValueError, RuntimeError):
             raise ContractError(
                 f"loss() returned a {type(value).__name__} as the value {name!r}; values to log are single numbers"

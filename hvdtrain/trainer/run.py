@@ -23,11 +23,12 @@ from hvdtrain.failure import Failure
 from hvdtrain.launch import ManualFlags
 from hvdtrain.metrics import Summary, clear_summary, end_report, parameters_sha256, set_up_logging, write_summary
 from hvdtrain.precision import Precision
-from hvdtrain.task import load_task, make_optimizer
+from hvdtrain.task import load_task
 from hvdtrain.trainer import schedule
 from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.evaluation import Evaluation
 from hvdtrain.trainer.loop import Loop, vote
+from hvdtrain.trainer.optimizer import make_optimizer
 from hvdtrain.trainer.position import Position
 from hvdtrain.trainer.saving import Saving, on_root
 from hvdtrain.trainer.session import Session
@@ -128,7 +129,7 @@ class Job:
         task = load_task(config)
         seed_all(config.seed)
         model = task.model().to(backend.device)
-        optimizer = make_optimizer(task, config, [p for p in model.parameters() if p.requires_grad])
+        optimizer = make_optimizer(task, config, model)
         learning_rate = schedule.scale_learning_rate(config, optimizer, backend.world.size)
         replica = backend.wrap(
             model,

@@ -76,11 +76,15 @@ class Session:
         first_step, was_fresh = position.step, position.samples_in_epoch == 0
         for group, step in self._loop.steps(source):
             position.samples_in_epoch += self._feed.items_in_step(group, position.samples_in_epoch)
-            self._show.step(step, source)
             ends_epoch = group.last_of_epoch
+            saves = every is not None and position.step % every == 0
+            if ends_epoch or saves or step.stop or self._is_over():
+                # What was logged of the steps until here is shown, and on the disk, before what follows.
+                step.results += self._loop.flush()
+            self._show.step(step, source)
             if ends_epoch:
                 self._end_epoch()
-            if every is not None and position.step % every == 0 and self._saving.saved_step != position.step:
+            if saves and self._saving.saved_step != position.step:
                 self._save()
             self.stopped = step.stop and not self._is_over()
             yield

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +15,7 @@ from hvdtrain.backends import Backend
 from hvdtrain.config import Config
 from hvdtrain.data.groups import GroupSource
 from hvdtrain.metrics import MetricsWriter, Progress, ThroughputMeter
+from hvdtrain.trainer.control import LoggedStep
 from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.loop import Step
 from hvdtrain.trainer.position import Position
@@ -48,6 +50,8 @@ class Show:
         )
         self._waited_s = 0.0
         self._epoch_of_step = position.epoch
+        # Of logged steps whose loss is still on its way.
+        self._noted: dict[int, dict[str, Any]] = {}
         self._watch = watch
         # Step and active seconds at which the epoch began.
         self._epoch_start = (position.step, 0.0)
@@ -126,24 +130,29 @@ class Show:
         if not step.finite:
             reason = "the gradient is not finite" if step.has_weight else "every microbatch had the weight 0"
             logger.warning("step %d: %s; every rank skipped it", self._position.step, reason)
-        if not step.logged:
-            return
+        if step.logged:
+            self._note(step, source)
+        for result in step.results:
+            self._log(result)
+
+    def _note(self, step: Step, source: GroupSource) -> None:
+        """All that is logged of a step but its loss, which comes later."""
         self._meter.add_wait(source.waited_s - self._waited_s)
         self._waited_s = source.waited_s
         self._meter.mark()
-        rate = self._meter.samples_per_second
+        self._noted[self._position.step] = {
+            "epoch": self._epoch_of_step,
+            "grad_norm": step.norm,
+            "lr": step.lr,
+            "samples_per_second": self._meter.samples_per_second,
+            "data_wait_share": self._meter.data_wait_share,
+        }
+
+    def _log(self, result: LoggedStep) -> None:
+        noted = self._noted.pop(result.step)
         assert self._writer is not None
-        self._writer.log(
-            step=self._position.step,
-            epoch=self._epoch_of_step,
-            loss=step.loss,
-            grad_norm=step.norm,
-            lr=step.lr,
-            samples_per_second=rate,
-            data_wait_share=self._meter.data_wait_share,
-            values=step.values,
-        )
-        self._progress.logged(loss=step.loss, samples_per_second=rate)
+        self._writer.log(step=result.step, loss=result.loss, values=result.values, **noted)
+        self._progress.logged(loss=result.loss, samples_per_second=noted["samples_per_second"])
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:

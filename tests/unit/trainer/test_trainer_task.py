@@ -5,11 +5,10 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-import torch
 
 from hvdtrain.config import load_config
 from hvdtrain.errors import ConfigError
-from hvdtrain.task import load_task, make_optimizer
+from hvdtrain.task import load_task
 
 GOOD = """
     class Good:
@@ -74,29 +73,3 @@ def test_an_error_inside_the_file_is_its_own(tmp_path):
     (tmp_path / "job.yaml").write_text("task: broken_task.py:Task\n")
     with pytest.raises(ModuleNotFoundError, match="no_such_module_either"):
         load_task(load_config(tmp_path / "job.yaml"))
-
-
-def optimizer(tmp_path, text):
-    (tmp_path / "job.yaml").write_text(f"task: module:Task\noptimizer: {text}\n")
-    return make_optimizer(object(), load_config(tmp_path / "job.yaml"), [torch.nn.Parameter(torch.zeros(1))])
-
-
-def test_optimizers_by_name(tmp_path):
-    made = optimizer(tmp_path, "{name: AdamW, lr: 0.5, weight_decay: 0.25}")
-    assert isinstance(made, torch.optim.AdamW)
-    assert (made.defaults["lr"], made.defaults["weight_decay"]) == (0.5, 0.25)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{name: adamw}", r"line 2: optimizer\.name: torch\.optim has no adamw; did you mean AdamW\?"),
-        ("{name: Nothing}", "torch.optim has no Nothing; it has ASGD, Adadelta"),
-        ("{name: Optimizer}", "torch.optim has no Optimizer"),
-        ("{name: SGD, lr: 0.1, momentumm: 0.9}", r"torch\.optim\.SGD does not take these options.*momentumm"),
-        ("{name: SGD, lr: 0.1, nesterov: true}", "does not take these options: Nesterov"),
-    ],
-)
-def test_wrong_optimizers(tmp_path, text, said):
-    with pytest.raises(ConfigError, match=said):
-        optimizer(tmp_path, text)
