@@ -14,6 +14,7 @@ from hvdtrain.backends import Backend
 from hvdtrain.config import Config
 from hvdtrain.data.groups import GroupSource
 from hvdtrain.metrics import MetricsWriter, Progress, ThroughputMeter
+from hvdtrain.profiling import Profiled
 from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.loop import Step
 from hvdtrain.trainer.position import Position
@@ -164,6 +165,11 @@ class Show:
             if self._writer is not None:
                 self._writer.flush()
             yield
+
+    def profiled(self, found: Profiled) -> None:
+        """The run was profiled: the curves and the table go to TensorBoard."""
+        if self._writer is not None:
+            self._writer.log_profile(step=self._position.step, points=found.points, table=found.markdown)
 
     @property
     def samples_per_second(self) -> float:
