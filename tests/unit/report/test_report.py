@@ -265,7 +265,7 @@ def test_what_cannot_be_shown_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "network.json").write_text('{"rows": [')
     cases = {
-        "rums": r"rums: no such file or folder; did you mean runs\?",
+        "rums": r"rums: no such file or folder; did you mean \S*runs\?",
         "runs": r"runs: is no run and holds no results .*; folders in it do\. Name them: hvdtrain report \S*runs/mnist",
         "empty": r"empty: is no run and holds no results \(none of metrics\.jsonl, network\.json",
         "started": r"started/metrics\.jsonl: is empty: no step was logged yet",
