@@ -102,7 +102,7 @@ class HorovodBackend(Backend):
     def _connect(self) -> None:
         self._check_transport()
         if self._is_real:
-            self._shared_cores = SharedCores(self._met().local_cpus)
+            self._shared_cores = SharedCores(self._met().machine_cpus, self.world.local_size)
         if not self._met_over_mpi:
             self._connect_by_rendezvous()
         if self._shared_cores is not None:
