@@ -23,7 +23,7 @@ need espeak-ng espeak-ng
 has_headers='import pathlib, sysconfig; raise SystemExit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
 "$PYTHON" -c "$has_headers" 2>/dev/null || missing+=("$(python_package dev)")
 install_missing "the tests"
-ensure_venv dev,horovod,asr
+ensure_venv dev,horovod,asr,plots
 
 say "Horovod"
 hvdtrain build-horovod

@@ -3,7 +3,7 @@
     python examples/asr/corpus.py --data FOLDER
 
 What it is: synthetic English, read by the formant synthesiser espeak-ng (an apt package) without noise or room.
-Sentences come from a grammar of four patterns over about ninety words whose letters are the whole alphabet, a to z;
+Sentences come from a grammar of four patterns over about sixty words whose letters are the whole alphabet, a to z;
 none occurs twice. Voices differ in accent, timbre, pitch and speed, and each utterance varies pitch and speed of its
 voice a little. The sentences of dev and test are not in train. dev is spoken by the voices of train; test by a voice
 whose accent and timbre are not in train. It shows that a recogniser learns; it says nothing about people's speech.
@@ -13,12 +13,14 @@ The same options and the same espeak-ng give the same files, byte for byte.
 
 from __future__ import annotations
 
+import array
 import concurrent.futures
 import dataclasses
 import os
 import random
 import shutil
 import subprocess
+import wave
 from pathlib import Path
 
 import click
@@ -31,14 +33,14 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-NUMBERS = _words("one two three four five six seven eight nine ten eleven twelve")
-QUALITIES = _words("quick lazy brown jolly vexed big warm cold green happy dizzy quiet young old proud tiny")
-BEINGS = _words("foxes zebras dogs queens judges wizards pilots boys girls birds cats horses kings nurses farmers")
-DEEDS = _words("jump walk sing play sleep work wait dance swim hide")
-WHERE = _words("over under near behind with in by")
-THINGS = _words("box quiz river house garden park train bridge van lake kitchen jacket zoo village window table")
-ORDERS = _words("take bring move give send fix")
-TIMES = _words("today tomorrow now tonight soon always")
+NUMBERS = _words("two three four five six seven eight nine ten")
+QUALITIES = _words("quick lazy brown jolly vexed big warm cold happy quiet")
+BEINGS = _words("foxes zebras dogs queens judges wizards pilots girls birds")
+DEEDS = _words("jump walk sing play sleep work dance")
+WHERE = _words("over under near behind with")
+THINGS = _words("box river house garden park train bridge van kitchen jacket")
+ORDERS = _words("take bring move fix")
+TIMES = _words("today tomorrow now always")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +126,18 @@ def record(line: Line, root: Path) -> None:
     done = subprocess.run([*command, line.text], capture_output=True, text=True, check=False)
     if done.returncode != 0 or not path.is_file():
         raise UserError(f"{' '.join(command)} failed: {done.stderr.strip() or done.returncode}")
+    cut_silence(path)
+
+
+def cut_silence(path: Path) -> None:
+    """Shorten the silence at the end of a wav, a third of a second, to a tenth: it would be a seventh of the corpus."""
+    with wave.open(str(path), "rb") as file:
+        settings, rate, content = file.getparams(), file.getframerate(), file.readframes(file.getnframes())
+    samples = array.array("h", content)
+    end = max((place for place, sample in enumerate(samples) if abs(sample) > 200), default=len(samples))
+    with wave.open(str(path), "wb") as file:
+        file.setparams(settings)
+        file.writeframes(samples[: end + rate // 10].tobytes())
 
 
 def make(root: Path, *, num_train: int, num_held_out: int, seed: int = 1, jobs: int = 1) -> list[Line]:

@@ -2,7 +2,7 @@
 
     python examples/asr/prepare.py --data FOLDER [--cmvn FILE]
 
-writes into FOLDER/prepared: train, dev and test as `.list` (names, texts, lengths) and `.npy` (log-mel frames,
+writes into FOLDER/prepared: train, dev and test as `.list` (names, texts, lengths) and `.f16` (log-mel frames,
 float16), units.txt (characters of the training texts) and global_cmvn.json (sums over the training frames, in WeNet's
 form; elsewhere with --cmvn). AISHELL-1 makes about 10 GB of it.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from speech.aishell import SPLITS, Utterance, read_split
 from speech.cmvn import CmvnSums
 from speech.features import FeatureOptions, log_mel, read_wav
-from speech.prepared import CMVN, UNITS, Item, write_split
+from speech.prepared import CMVN, UNITS, write_split
 from speech.units import Units
 
 from hvdtrain.errors import UserError
@@ -53,17 +53,11 @@ def prepare(
         pool = stack.enter_context(concurrent.futures.ProcessPoolExecutor(jobs)) if jobs > 1 else None
         for split, utterances in splits.items():
             compute = functools.partial(features_of, options=options)
-            found = list(pool.map(compute, utterances, chunksize=50) if pool else map(compute, utterances))
-            items, first = [], 0
-            for utterance, features in zip(utterances, found, strict=True):
-                items.append(Item(utterance.name, utterance.speaker, utterance.text, first, len(features)))
-                first += len(features)
-            write_split(folder, split, items, np.concatenate(found))
-            print(f"{split}: {len(items):,} utterances, {first / 6000:.1f} minutes")
+            found = pool.map(compute, utterances, chunksize=50) if pool else map(compute, utterances)
+            sums = CmvnSums(options.num_mels)
+            count, num_frames = write_split(folder, split, zip(utterances, sums.counting(found), strict=True))
+            print(f"{split}: {count:,} utterances, {num_frames / 6000:.1f} minutes")
             if split == "train":
-                sums = CmvnSums(options.num_mels)
-                for features in found:
-                    sums.add(features.astype(np.float32))
                 sums.save(cmvn or folder / CMVN)
     return folder
 

@@ -36,7 +36,7 @@ if [[ ! -d $data/wav ]]; then
     echo "== $data holds no corpus: making one with espeak-ng"
     "$python" "$here/corpus.py" --data "$data"
 fi
-if [[ ! -f $data/prepared/test.npy ]]; then
+if [[ ! -f $data/prepared/test.f16 ]]; then
     echo "== features and CMVN"
     "$python" "$here/prepare.py" --data "$data" ${cmvn:+--cmvn "$cmvn"}
 fi

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -424,6 +425,27 @@ class Backend(abc.ABC):
                 f"model's parameters, after model.to(...)"
             )
 
+    # ---- profiling ----
+
+    def start_timeline(self, path: Path) -> bool:
+        """Have the library record its own timeline, a Chrome trace, into `path` on this host. Call it on every rank.
+
+        Returns:
+            Whether it records; False where the library has no timeline or `ConnectOptions.timeline` was not set. Some
+            ranks may be left without a file.
+        """
+        self._require_started("start_timeline")
+        self._records_timeline = self.options.timeline and self._start_timeline(path)
+        return self._records_timeline
+
+    def stop_timeline(self) -> None:
+        """Finish the file; nothing happens where none is recorded."""
+        if self._records_timeline:
+            self._records_timeline = False
+            self._stop_timeline()
+
+    _records_timeline = False
+
     # ---- guards ----
 
     def _met(self) -> Rendezvous:
@@ -481,6 +503,12 @@ class Backend(abc.ABC):
             interface=self.options.network_interface,
             timeout_s=self.options.start_timeout_s,
         )
+
+    def _start_timeline(self, path: Path) -> bool:
+        return False
+
+    def _stop_timeline(self) -> None:
+        return
 
     @abc.abstractmethod
     def _connect(self) -> None: ...

@@ -18,9 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.ddp_compression import register_compression
+from hvdtrain.backends.ddp_reductions import DdpReductions
 from hvdtrain.backends.entry import Entry, sparse_parameters
 from hvdtrain.backends.group import Group
 from hvdtrain.backends.options import WrapOptions
+from hvdtrain.backends.reductions import ReductionWatch
 from hvdtrain.backends.replica import Replica, compiled
 from hvdtrain.errors import ContractError, LaunchError
 
@@ -219,6 +221,9 @@ class DdpReplica(Replica):
             f"gradients (and those of their buckets) were not reduced: {', '.join(unused) or 'unknown'}. Set "
             f"find_unused_parameters: true (backend ddp), or use every parameter in every loss, or backend: horovod"
         )
+
+    def _watch_reductions(self) -> ReductionWatch:
+        return DdpReductions(self._ddp)
 
     def _close(self) -> None:
         # See DdpBackend._disconnect: the DDP module has to go before the process group.

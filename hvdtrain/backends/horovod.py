@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -21,8 +22,10 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.entry import sparse_parameters
 from hvdtrain.backends.group import Group
 from hvdtrain.backends.horovod_compression import compressor
+from hvdtrain.backends.horovod_reductions import HorovodReductions
 from hvdtrain.backends.horovod_wait import SharedCores
 from hvdtrain.backends.options import ConnectOptions, WrapOptions
+from hvdtrain.backends.reductions import ReductionWatch
 from hvdtrain.backends.replica import Replica, compiled
 from hvdtrain.errors import ContractError, LaunchError, UserError
 from hvdtrain.horovod_build import explain_import_failure
@@ -30,6 +33,8 @@ from hvdtrain.launch import Rendezvous, open_rendezvous
 
 # Backward passes until Horovod's hooks reduce, outside of the microbatch that communicates.
 _NOT_NOW = 2**31 - 1
+# The value of HOROVOD_TIMELINE that lets a program start and stop it.
+_TIMELINE_ON_DEMAND = "DYNAMIC"
 
 
 def import_horovod() -> ModuleType:
@@ -97,7 +102,7 @@ class HorovodBackend(Backend):
     def _connect(self) -> None:
         self._check_transport()
         if self._is_real:
-            self._shared_cores = SharedCores(self._met().local_cpus)
+            self._shared_cores = SharedCores(self._met().machine_cpus, self.world.local_size)
         if not self._met_over_mpi:
             self._connect_by_rendezvous()
         if self._shared_cores is not None:
@@ -151,6 +156,8 @@ class HorovodBackend(Backend):
         os.environ.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", str(int(self.options.stall_abort_s) + 60))
         os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", str(int(self.options.stall_abort_s) + 120))
         os.environ.setdefault("HOROVOD_GLOO_TIMEOUT_SECONDS", str(int(self.options.stall_abort_s) + 120))
+        if self.options.timeline:
+            os.environ.setdefault("HOROVOD_TIMELINE", _TIMELINE_ON_DEMAND)
 
     def _disconnect(self, failed: bool) -> None:
         if self._shared_cores is not None:
@@ -167,6 +174,18 @@ class HorovodBackend(Backend):
 
     def _library_place(self) -> tuple[int, int]:
         return self._hvd.rank(), self._hvd.size()
+
+    # ---- timeline ----
+
+    def _start_timeline(self, path: Path) -> bool:
+        # One that the user asked for, by a path in the variable, is left alone.
+        if os.environ.get("HOROVOD_TIMELINE") != _TIMELINE_ON_DEMAND:
+            return False
+        self._hvd.start_timeline(str(path), mark_cycles=False)
+        return True
+
+    def _stop_timeline(self) -> None:
+        self._hvd.stop_timeline()
 
     # ---- collectives: each is blocking, so one name per kind serves for ever and stays in Horovod's cache ----
 
@@ -276,6 +295,11 @@ class HorovodReplica(Replica):
                 parameter.grad = _no_rows_of(parameter)
         self._reducer.synchronize()
         self._reducer.set_backward_passes_per_step(_NOT_NOW)
+
+    def _watch_reductions(self) -> ReductionWatch:
+        reducer = self._reducer
+        parameters = [p for p in self.bare_model.parameters() if p.requires_grad]
+        return HorovodReductions(reducer, parameters, lambda: reducer.backward_passes_per_step == 1)
 
     def _close(self) -> None:
         # The hooks live as long as the nodes of the graph that they are on; only this list keeps those alive.

@@ -91,7 +91,10 @@ def _cross_places(places: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 def _serve(places: list[dict[str, Any]]) -> tuple[Any, int]:
-    server_class = importlib.import_module("horovod.runner.http.http_server").RendezvousServer
+    http_server = importlib.import_module("horovod.runner.http.http_server")
+    # Every question of every rank is a connection of its own. Python lets five wait and the kernel drops the rest,
+    # which try again a second later: 16 ranks took 17 s to meet.
+    http_server.RendezvousHTTPServer.request_queue_size = max(128, 4 * len(places))
     slot_class = importlib.import_module("horovod.runner.common.util.hosts").SlotInfo
     slots = [
         slot_class(
@@ -105,7 +108,7 @@ def _serve(places: list[dict[str, Any]]) -> tuple[Any, int]:
         )
         for place, (cross_rank, cross_size) in zip(places, _cross_places(places), strict=True)
     ]
-    server = server_class()
+    server = http_server.RendezvousServer()
     port = server.start()
     server.init(slots)
     return server, port

@@ -1,4 +1,4 @@
-"""Horovod where the ranks of a host have to share its cores.
+"""Horovod where the ranks of a machine have to share its cores.
 
 Horovod waits for a result in a loop that never sleeps (`WaitAndClear` in its mpi_ops_v2.cc), and its background threads
 look for work every millisecond. With a core for every rank that is quick. With 16 ranks on two cores it takes the time
@@ -23,22 +23,23 @@ LONGEST_S = 0.005
 CYCLE_MS_PER_RANK_AND_CORE = 1.0
 
 
-def ranks_per_core(local_cpus: Sequence[frozenset[int]], quota: float | None = None) -> float:
-    """How many ranks of this host share a core.
+def ranks_per_core(machine_cpus: Sequence[frozenset[int]], num_local: int, quota: float | None = None) -> float:
+    """How many ranks share a core here.
 
     Args:
-        local_cpus: the CPUs that each rank of this host may use.
-        quota: CPUs that the container's limit leaves for all of them together; None: no limit.
+        machine_cpus: the CPUs that each rank of this machine may use, in whatever container it is.
+        num_local: ranks in this container.
+        quota: CPUs that this container's limit leaves for all its ranks together; None: no limit.
     """
-    cores = float(len(frozenset().union(*local_cpus)))
-    return len(local_cpus) / max(1.0, cores if quota is None else min(cores, quota))
+    shared = len(machine_cpus) / max(1, len(frozenset().union(*machine_cpus)))
+    return shared if quota is None else max(shared, num_local / max(1.0, quota))
 
 
 class SharedCores:
     """Makes Horovod give way while it is open. Changes nothing where every rank has a core."""
 
-    def __init__(self, local_cpus: Sequence[frozenset[int]]) -> None:
-        self._load = ranks_per_core(local_cpus, container_quota())
+    def __init__(self, machine_cpus: Sequence[frozenset[int]], num_local: int) -> None:
+        self._load = ranks_per_core(machine_cpus, num_local, container_quota())
         self._library: Any = None
         self._spin: Callable[[int], None] | None = None
 

@@ -20,6 +20,7 @@ class ConnectOptions:
         stall_abort_s: a collective that waits longer ends the job.
         flags: ranks and addresses given by hand.
         keep_threads: leave torch's thread count as it is.
+        timeline: let the library's own timeline be recorded on demand (`Backend.start_timeline`), where it has one.
         handle_signals: turn SIGTERM, SIGINT and SIGUSR1 into `guard.stop_requested`, for loops that look at it.
     """
 
@@ -31,6 +32,7 @@ class ConnectOptions:
     stall_abort_s: float = 600.0
     flags: ManualFlags | None = None
     keep_threads: bool = False
+    timeline: bool = False
     handle_signals: bool = False
 
 

@@ -16,6 +16,7 @@ from hvdtrain.errors import ContractError
 if TYPE_CHECKING:
     from hvdtrain.backends.base import Backend
     from hvdtrain.backends.options import WrapOptions
+    from hvdtrain.backends.reductions import ReductionWatch
 
 
 class Replica(abc.ABC):
@@ -160,6 +161,11 @@ class Replica(abc.ABC):
         self.bare_model.load_state_dict(state_dict["model"])
         self.optimizer.load_state_dict(state_dict["optimizer"])
 
+    def watch_reductions(self) -> ReductionWatch:
+        """From now on note when gradients are reduced, for profiling; until then nothing is noted. Not collective."""
+        self._require_open("watch_reductions")
+        return self._watch_reductions()
+
     def close(self) -> None:
         """Drop what the backend keeps for this replica; model and optimizer live on. `Backend.close()` calls it."""
         if not self._closed:
@@ -196,6 +202,9 @@ class Replica(abc.ABC):
 
     @abc.abstractmethod
     def _finish_gradients(self) -> None: ...
+
+    @abc.abstractmethod
+    def _watch_reductions(self) -> ReductionWatch: ...
 
     @abc.abstractmethod
     def _close(self) -> None: ...

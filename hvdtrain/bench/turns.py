@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hvdtrain.failure.workers import die_with_parent
 
@@ -21,10 +21,17 @@ JOB = "HVDTRAIN_BENCH_JOB"
 def take_turns(step: Callable[[], None], rank: int) -> None:
     """Run steps as the conductor asks for them, until it asks for none. Called by all ranks of a job.
 
-    Each turn begins with steps that are not timed: they bring the ranks together, and the caches back.
-
     Args:
         step: one step, which no rank can finish before all ranks have begun it.
+    """
+    for _ in turns(rank):
+        step()
+
+
+def turns(rank: int) -> Iterator[None]:
+    """Yields each time a step is to be taken, and ends when there are no more: for loops that are not ours to write.
+
+    Each turn begins with steps that are not timed: they bring the ranks together, and the caches back.
     """
     # This process may be held when the benchmark is killed, and would stay so.
     die_with_parent()
@@ -37,10 +44,10 @@ def take_turns(step: Callable[[], None], rank: int) -> None:
                 if not turn["steps"]:
                     return
                 for _ in range(turn["untimed"]):
-                    step()
+                    yield
                 start_s = time.perf_counter()
                 for _ in range(turn["steps"]):
-                    step()
+                    yield
                 _say(lines, {"ms_per_step": (time.perf_counter() - start_s) * 1000 / turn["steps"]})
 
 

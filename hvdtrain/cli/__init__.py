@@ -24,6 +24,7 @@ SUBCOMMANDS: dict[str, tuple[str, str]] = {
     "build-horovod": ("hvdtrain.cli.build_horovod", "Build Horovod for the installed torch, install and prove it."),
     "parity": ("hvdtrain.cli.parity", "Certify that a job trains to the same weights under both backends."),
     "bench": ("hvdtrain.cli.bench", "Measure on this machine: each benchmark starts its own ranks."),
+    "report": ("hvdtrain.cli.report", "Make one HTML page of runs and results."),
 }
 
 

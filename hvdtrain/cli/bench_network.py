@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hvdtrain.cli.bench_place import job_of, place_of, with_job_options, with_place_options
-from hvdtrain.cli.bench_results import backends_or_all, publish, results_folder
+from hvdtrain.cli.bench_results import backends_or_all, publish, results_folder, show
 from hvdtrain.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -98,7 +98,11 @@ def network(
             accumulates=accumulates or ((1, 4) if everything else (4,)),
         )
         effort = Effort(rounds, block_s, trace_s=0.0 if no_plots else Effort.trace_s)
-        result = measure(place, job, grid, effort)
+
+        def keep(result: dict[str, Any]) -> None:
+            publish(result, document(result), folder, "network")
+
+        result = measure(place, job, grid, effort, keep)
     result["cuts"] = cuts(result)
     pictures: list[Path] = []
     if not no_plots:
@@ -106,7 +110,8 @@ def network(
 
         pictures = draw(result, folder)
     text = document(result, [picture.name for picture in pictures])
-    publish(result, text, folder, "network", as_json=as_json)
+    publish(result, text, folder, "network")
+    show(result, text, folder, as_json=as_json)
 
 
 def links_of(place: Place, bandwidths: tuple[str, ...], shared_interface: str | None, link: str | None) -> list[Link]:

@@ -36,9 +36,13 @@ def results_folder(path: str) -> Path:
     return folder
 
 
-def publish(result: dict[str, Any], text: str, folder: Path, name: str, *, as_json: bool) -> None:
-    """Write NAME.md and NAME.json, and print one of them."""
+def publish(result: dict[str, Any], text: str, folder: Path, name: str) -> None:
+    """Write NAME.md and NAME.json."""
     (folder / f"{name}.md").write_text(text)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+
+
+def show(result: dict[str, Any], text: str, folder: Path, *, as_json: bool) -> None:
+    """Print the text, or the JSON object alone."""
     click.echo(json.dumps(result) if as_json else text)
     click.echo(f"results: {folder}", err=True)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from hvdtrain.cli.bench_place import job_of, place_of, with_job_options, with_place_options
-from hvdtrain.cli.bench_results import backends_or_all, publish, results_folder
+from hvdtrain.cli.bench_results import backends_or_all, publish, results_folder, show
 
 
 @click.command("scaling", short_help="Throughput and efficiency on 1, 2, 4, ... ranks and hosts.")
@@ -70,4 +70,5 @@ def scaling(
 
         pictures = [curve(result, folder / "scaling.png").name]
     text = document(result, pictures)
-    publish(result, text, folder, "scaling", as_json=as_json)
+    publish(result, text, folder, "scaling")
+    show(result, text, folder, as_json=as_json)

@@ -21,6 +21,11 @@ from hvdtrain.cli.launch_flags import manual_flags, with_launch_flags
     metavar="auto|PATH|none",
     help="Continue from the newest checkpoint of the output folder, or from PATH.",
 )
+@click.option(
+    "--profile",
+    is_flag=True,
+    help="Tell where the time of a step goes, and leave a trace of some steps for each rank in the output folder.",
+)
 @with_launch_flags
 @click.pass_context
 def command(
@@ -31,6 +36,7 @@ def command(
     overrides: tuple[str, ...],
     output: str | None,
     resume: str,
+    profile: bool,
     **flags: str | int | None,
 ) -> int:
     """Train the task that FILE describes, together with the launcher's other ranks.
@@ -40,7 +46,10 @@ def command(
     from hvdtrain.config import load_config
 
     config = load_config(file, overrides, backend=backend or os.environ.get("HVDTRAIN_BACKEND"), output=output)
+    if profile:
+        # torch's profiler announces its beginning and its end on standard error. Read when torch is loaded.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # Late: torch takes seconds to import, and a wrong file should say so at once.
     from hvdtrain.trainer import train
 
-    return train(config, resume=resume, flags=manual_flags(ctx, flags))
+    return train(config, resume=resume, flags=manual_flags(ctx, flags), profile=profile)

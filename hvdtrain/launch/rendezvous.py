@@ -83,6 +83,13 @@ class Rendezvous:
         return [frozenset(peer.cpus) for peer in self.local_peers]
 
     @property
+    def machine_cpus(self) -> list[frozenset[int]]:
+        """The CPUs that each rank of this machine may use: those of other containers on it, too."""
+        machine = self.peers[self.world.rank].machine
+        sharing = [peer for peer in self.peers if peer.machine == machine] if machine else self.local_peers
+        return [frozenset(peer.cpus) for peer in sharing]
+
+    @property
     def one_host(self) -> bool:
         """Whether all ranks are on one host."""
         return len({peer.host_id for peer in self.peers}) == 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import LaunchError
 from hvdtrain.launch.detect import Detected
-from hvdtrain.launch.host import host_identity, host_name, usable_cpus
+from hvdtrain.launch.host import host_identity, host_name, machine_identity, usable_cpus
 from hvdtrain.launch.store import Backoff, Deadline
 from hvdtrain.launch.world import World
 
@@ -45,6 +45,7 @@ class Peer:
     cpus: tuple[int, ...]
     hvdtrain: str
     torch: str
+    machine: str = ""  # equal for containers of one machine
 
     @property
     def world(self) -> World:
@@ -78,6 +79,7 @@ def this_process(detected: Detected, address: str) -> Peer:
         cpus=tuple(sorted(usable_cpus())),
         hvdtrain=own_version(),
         torch=str(torch.__version__),
+        machine=machine_identity(),
     )
 
 

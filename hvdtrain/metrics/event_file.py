@@ -25,6 +25,8 @@ from hvdtrain.checkpoint.atomic import atomic_write
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)\..*")
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
+# DataType.DT_STRING of TensorFlow's types.proto.
+_DT_STRING = 7
 
 
 class EventFile:
@@ -47,6 +49,16 @@ class EventFile:
         event = Event(wall_time=wall_time_s, step=step)
         for tag, value in values.items():
             event.summary.value.add(tag=tag, simple_value=value)
+        self._write(event)
+
+    def add_text(self, step: int, wall_time_s: float, tag: str, markdown: str) -> None:
+        """A text that TensorBoard renders."""
+        event = Event(wall_time=wall_time_s, step=step)
+        value = event.summary.value.add(tag=tag)
+        value.metadata.plugin_data.plugin_name = "text"
+        value.tensor.dtype = _DT_STRING
+        value.tensor.tensor_shape.dim.add(size=1)
+        value.tensor.string_val.append(markdown.encode())
         self._write(event)
 
     def flush(self) -> None:

@@ -13,6 +13,7 @@ from hvdtrain.metrics.plain_json import to_json
 from hvdtrain.metrics.progress import shown_metrics
 
 _NAME = "summary.json"
+_OPTIONAL = ("failure", "profile")
 
 
 @dataclasses.dataclass
@@ -30,6 +31,7 @@ class Summary:
         parameters_sha256: of the final parameters (see `parameters_sha256`); None if the run failed before its end.
         ranks_agree: every rank has the same bits; None if that was not compared.
         failure: what failed first (rank, host, ...); only of a failed run.
+        profile: where a step's time went; only of a run with --profile.
     """
 
     status: Literal["done", "stopped", "failed"]
@@ -45,13 +47,12 @@ class Summary:
     parameters_sha256: str | None = None
     ranks_agree: bool | None = None
     failure: Mapping[str, Any] | None = None
+    profile: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As in summary.json; `failure` only where there is one."""
+        """As in summary.json; `failure` and `profile` only where there is one."""
         document = dataclasses.asdict(self)
-        if self.failure is None:
-            del document["failure"]
-        return document
+        return {key: value for key, value in document.items() if key not in _OPTIONAL or value is not None}
 
 
 def write_summary(summary: Summary, output: Path) -> Path:
@@ -85,6 +86,9 @@ def end_report(summary: Summary, output: Path, *, checkpoint: Path | None = None
         lines.append(f"  checkpoint   {checkpoint}")
     if best is not None and best != checkpoint:
         lines.append(f"  best         {best}")
+    if summary.profile is not None and summary.profile["traces"]:
+        traces = f"{output / 'traces'} (open one in ui.perfetto.dev or chrome://tracing)"
+        lines.append(f"  traces       {traces}")
     lines.append(f"  curves       tensorboard --logdir {output / 'tensorboard'}")
     return "\n".join(lines)
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -101,6 +101,23 @@ class MetricsWriter:
             {"step": step, "epoch": epoch, "eval": dict(metrics)},
             {f"eval/{name}": value for name, value in metrics.items()},
         )
+
+    def log_profile(self, *, step: int, points: Sequence[tuple[int, float, Mapping[str, float]]], table: str) -> None:
+        """Where the steps' time went: for TensorBoard alone.
+
+        Args:
+            points: (step, wall time, {phase: milliseconds}); under `profile/<phase>_ms`.
+            table: Markdown; under `profile` in the text page, at `step`.
+        """
+        self.flush()
+        with self._lock:
+            try:
+                for at_step, wall_time_s, values in points:
+                    self._events.add(at_step, wall_time_s, {f"profile/{k}_ms": v for k, v in values.items()})
+                self._events.add_text(step, time.time(), "profile", table)
+                self._events.flush()
+            except OSError as error:
+                raise cannot_write(self._events.path, error) from error
 
     def flush(self) -> None:
         """Hand everything to the operating system. Any thread may call it.

@@ -23,6 +23,7 @@ from hvdtrain.failure import Failure
 from hvdtrain.launch import ManualFlags
 from hvdtrain.metrics import Summary, clear_summary, end_report, parameters_sha256, set_up_logging, write_summary
 from hvdtrain.precision import Precision
+from hvdtrain.profiling import Profile, Profiled
 from hvdtrain.task import load_task
 from hvdtrain.trainer import schedule
 from hvdtrain.trainer.epoch_watch import EpochWatch
@@ -38,7 +39,12 @@ logger = logging.getLogger(__name__)
 
 
 def train(
-    config: Config, *, resume: str = "none", flags: ManualFlags | None = None, hvd: ModuleType | None = None
+    config: Config,
+    *,
+    resume: str = "none",
+    flags: ManualFlags | None = None,
+    hvd: ModuleType | None = None,
+    profile: bool = False,
 ) -> int:
     """Train the job on this rank, together with the other ranks of the launcher. Collective over all of them.
 
@@ -46,6 +52,7 @@ def train(
         resume: none | auto | the path of a checkpoint.
         flags: ranks and addresses given by hand.
         hvd: for backend horovod, a module with Horovod's API to use in its place.
+        profile: tell where the time of a step goes, and leave a trace of some steps for each rank.
 
     Returns:
         The exit status: 0 done, 75 stopped on request with a checkpoint saved.
@@ -54,18 +61,25 @@ def train(
         UserError: the input is wrong (alone; with other ranks, the process ends with status 2).
         TrainingFailed: the job failed (alone; with other ranks, the process ends with status 1).
     """
-    backend = make_backend(config.backend, connect_options(config, flags), hvd)
-    with backend:
-        return train_on(backend, config, resume=resume)
+    options = dataclasses.replace(connect_options(config, flags), timeline=profile)
+    with make_backend(config.backend, options, hvd) as backend:
+        return train_on(backend, config, resume=resume, profile=profile)
 
 
-def train_on(backend: Backend, config: Config, *, resume: str = "none", watch: EpochWatch | None = None) -> int:
+def train_on(
+    backend: Backend,
+    config: Config,
+    *,
+    resume: str = "none",
+    watch: EpochWatch | None = None,
+    profile: bool = False,
+) -> int:
     """Train the job over a connection that is there already, which stays open. Collective. As `train`.
 
     Args:
         watch: is told of every epoch, on every rank.
     """
-    return Job(config, backend, watch).run(resume)
+    return Job(config, backend, watch, profile=profile).run(resume)
 
 
 def connect_options(config: Config, flags: ManualFlags | None = None) -> ConnectOptions:
@@ -91,13 +105,17 @@ class Prepared:
     replica: Replica
     precision: Precision
     store: CheckpointStore | None
+    profile: Profile | None
 
 
 class Job:
     """One job on one rank, over a started backend."""
 
-    def __init__(self, config: Config, backend: Backend, watch: EpochWatch | None = None) -> None:
+    def __init__(
+        self, config: Config, backend: Backend, watch: EpochWatch | None = None, *, profile: bool = False
+    ) -> None:
         self._config, self._backend, self._watch = config, backend, watch
+        self._profiles = profile
         self._output = Path(config.output)
         self._position = Position()
         self._is_root = backend.world.is_root
@@ -108,7 +126,10 @@ class Job:
         with contextlib.ExitStack() as stack:
             prepared = self.prepare(resume, stack)
             stopped = prepared.session.run()
-        return self._report(prepared, stopped)
+            profiled = None if prepared.profile is None else prepared.profile.finish()
+            if profiled is not None:
+                prepared.show.profiled(profiled)
+        return self._report(prepared, stopped, profiled)
 
     def prepare(self, resume: str, stack: contextlib.ExitStack) -> Prepared:
         """Build everything up to the first step. Collective. What has to be closed goes on the stack."""
@@ -155,7 +176,9 @@ class Job:
         )
         # From here on the ranks' random numbers differ: dropout must not drop the same units everywhere.
         seed_all(derived_seed(config.seed, backend.world.rank, 0))
-        loop = Loop(task, config, backend, replica, precision, scheduler, self._position)
+        profile = Profile(backend, self._output, every_steps=config.log_every_steps) if self._profiles else None
+        called = (task, backend, replica, feed) if profile is None else profile.watch(task, backend, replica, feed)
+        loop = Loop(called[0], config, called[1], called[2], precision, scheduler, self._position)
         saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position, loop)
         # Nothing of the user's is built after this: it might draw random numbers.
         resumed = saving.resume(found)
@@ -166,26 +189,35 @@ class Job:
             Show(config, backend, self._position, total_steps, resumed=resumed, watch=self._watch)
         )
         show.announce(model, learning_rate, total_steps)
-        session = Session(config, backend, replica, feed, loop, evaluation, saving, precision, self._position, show)
-        return Prepared(session, show, replica, precision, store)
+        if profile is not None:
+            profile.plan(self._position.step, total_steps)
+        session = Session(
+            config, backend, replica, called[3], loop, evaluation, saving, precision, self._position,
+            show if profile is None else profile.watch_show(show),
+        )  # fmt: skip
+        return Prepared(session, show, replica, precision, store, profile)
 
-    def _report(self, prepared: Prepared, stopped: bool) -> int:
+    def _report(self, prepared: Prepared, stopped: bool, profiled: Profiled | None) -> int:
         summary = self._summary("stopped" if stopped else "done", prepared.precision.skipped_steps)
         summary.samples_per_second = prepared.show.samples_per_second
         summary.eval = prepared.session.metrics
         summary.parameters_sha256 = parameters_sha256(prepared.replica.bare_model)
         digests = self._backend.all_gather_object(summary.parameters_sha256)
         summary.ranks_agree = len(set(digests)) == 1
+        summary.profile = None if profiled is None else profiled.summary
         store = prepared.store
         if store is not None:
             write_summary(summary, self._output)
             print(end_report(summary, self._output, checkpoint=store.latest(), best=store.best()), file=sys.stderr)
+            if profiled is not None:
+                print(f"\n{profiled.text}", file=sys.stderr)
         if not summary.ranks_agree:
             raise TrainingFailed("the ranks ended with different parameters: see ranks_agree in summary.json")
         return EXIT_STOPPED if stopped else EXIT_DONE
 
     def _compare_configs(self) -> None:
         ours = {key: value for key, value in self._config.to_dict().items() if key != "output"}
+        ours["--profile"] = self._profiles
         for rank, other in enumerate(self._backend.all_gather_object(ours)):
             differing = [key for key in ours if other.get(key) != ours[key]]
             if differing:

@@ -15,6 +15,7 @@ from hvdtrain.backends import Backend
 from hvdtrain.config import Config
 from hvdtrain.data.groups import GroupSource
 from hvdtrain.metrics import MetricsWriter, Progress, ThroughputMeter
+from hvdtrain.profiling import Profiled
 from hvdtrain.trainer.control import LoggedStep
 from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.loop import Step
@@ -173,6 +174,11 @@ class Show:
             if self._writer is not None:
                 self._writer.flush()
             yield
+
+    def profiled(self, found: Profiled) -> None:
+        """The run was profiled: the curves and the table go to TensorBoard."""
+        if self._writer is not None:
+            self._writer.log_profile(step=self._position.step, points=found.points, table=found.markdown)
 
     @property
     def samples_per_second(self) -> float:

@@ -6,16 +6,25 @@ import json
 import math
 
 import pytest
+from cluster_hosts import ROOT
 
 # 16 ranks share two cores here, so the training is short; 16 steps are enough to tell one model from another.
 MNIST = "hvdtrain train {example} --set epochs=null --set max_steps=16 --set batch_size=8 --set log_every_steps=4"
 
 
 def train_line(hosts, output: str, backend: str) -> str:
-    from cluster_hosts import ROOT
-
     example = "/examples/mnist/ddp.yaml" if hosts.kind == "containers" else f"{ROOT}/examples/mnist/ddp.yaml"
     return f"{MNIST.format(example=example)} --backend {backend} --output {output}"
+
+
+def run_to_the_end(hosts, line: str) -> None:
+    """As a person does it: by docker/cluster run, where the hosts are containers."""
+    if hosts.kind == "containers":
+        script = hosts.script("run", line, limit_s=700)
+        assert script.returncode == 0, script.stdout + script.stderr
+    else:
+        done = hosts.run(line, limit_s=700)
+        assert done.status == 0, done.text
 
 
 @pytest.mark.timeout(2000)
@@ -25,8 +34,7 @@ def test_one_model_everywhere(hosts, output, summary_of):
     runs = {"ddp": (everywhere, "ddp"), "one-host": (here, "ddp"), "horovod": (everywhere, "horovod")}
     summaries, losses = {}, {}
     for name, (launcher, backend) in runs.items():
-        done = hosts.run(f"{launcher} {train_line(hosts, f'{output}/{name}', backend)}", limit_s=700)
-        assert done.status == 0, done.text
+        run_to_the_end(hosts, f"{launcher} {train_line(hosts, f'{output}/{name}', backend)}")
         summaries[name] = summary_of(f"{output}/{name}")
         lines = hosts.read(f"{output}/{name}/metrics.jsonl").splitlines()
         losses[name] = [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]

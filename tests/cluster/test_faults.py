@@ -7,137 +7,171 @@ import re
 import time
 
 import pytest
+from cluster_hosts import Ended
 
 # A job that would run for hours, one rank on each of host1, host2, host3.
 JOB = "hvdtrain train tiny.yaml --set task_options.delay_s=0.1 --set epochs=100000 --set log_every_steps=1000"
+SHORT = "hvdtrain train tiny.yaml --set epochs=1"
+MPIRUN = (
+    "mpirun --allow-run-as-root -np 3 -H {hosts} -x MASTER_ADDR={root} -x MASTER_PORT={master_port} "
+    "-mca plm_rsh_args '-p {port}' -mca btl_tcp_if_include eth0"
+)
+HOSTS = "host1:1,host2:1,host3:1"
 LAUNCHERS = {
-    "launch": "hvdtrain launch -np 3 -H host1:1,host2:1,host3:1 -p {port} --start-timeout {start_s}",
-    "horovodrun": "horovodrun --gloo -np 3 -H host1:1,host2:1,host3:1 -p {port} --start-timeout {start_s}",
-    "mpirun": "mpirun --allow-run-as-root -np 3 -H host1:1,host2:1,host3:1 -x MASTER_ADDR=host1 -x MASTER_PORT=29520 "
-    "-mca plm_rsh_args '-p {port}' -mca btl_tcp_if_include eth0",
+    "launch": "hvdtrain launch -np 3 -H {hosts} -p {port} --start-timeout {start_s}",
+    "horovodrun": "horovodrun --gloo -np 3 -H {hosts} -p {port} --start-timeout {start_s}",
+    "mpirun": MPIRUN,
 }
 LATE_PORT = 12346
 
 
 def line(launcher: str, port: int = 12345, start_s: int = 60) -> str:
-    return LAUNCHERS[launcher].format(port=port, start_s=start_s)
+    return LAUNCHERS[launcher].format(hosts=HOSTS, root="host1", master_port=29520, port=port, start_s=start_s)
 
 
-every_launcher = pytest.mark.parametrize("launcher", list(LAUNCHERS))
+class Jobs:
+    """One job under each launcher, all at the same time: one fault meets them all. Each has its own output."""
+
+    def __init__(self, hosts, output: str, command: str, **lines: str) -> None:
+        hosts.run(f"mkdir -p {output}")
+        self.output = output
+        self.running = {
+            name: hosts.start(f"{words} {command} --output {output}/{name}") for name, words in lines.items()
+        }
+
+    def until_ready(self) -> None:
+        for job in self.running.values():
+            job.wait_for("ready", 3)
+
+    def finish(self, **limits_s: float) -> dict[str, Ended]:
+        """How each ended; `limits_s` by launcher, counted from now, `others` for the rest."""
+        begin = time.monotonic()
+        ended = {}
+        for name in sorted(self.running, key=lambda name: limits_s.get(name, limits_s["others"])):
+            limit_s = limits_s.get(name, limits_s["others"])
+            ended[name] = self.running[name].finish(max(0.1, begin + limit_s - time.monotonic()))
+        return ended
 
 
-@every_launcher
-def test_a_remote_rank_is_killed(hosts, output, summary_of, launcher):
-    job = hosts.start(f"{line(launcher)} {JOB} --output {output}")
-    job.wait_for("ready", 3)
+def start_all(hosts, output: str, command: str = JOB) -> Jobs:
+    return Jobs(hosts, output, command, **{name: line(name) for name in LAUNCHERS})
+
+
+def test_a_remote_rank_is_killed(hosts, output, summary_of):
+    jobs = start_all(hosts, output)
+    jobs.until_ready()
     hosts.run("pkill -KILL -f '[h]vdtrain train'", host="host2")
-    done = job.finish(15)
-    assert done.status != 0
-    assert re.search(r"rank 1 \(host2, pid \d+\) was killed.*SIGKILL", done.text), done.text
-    assert summary_of(output)["status"] == "failed"
-    if launcher == "launch":
-        assert "rank 1 on host2 failed first: killed by SIGKILL" in done.last_line
+    for name, done in jobs.finish(others=15).items():
+        assert done.status != 0, name
+        assert re.search(r"rank 1 \(host2, pid \d+\) was killed.*SIGKILL", done.text), done.text
+        assert summary_of(f"{output}/{name}")["status"] == "failed"
+        if name == "launch":
+            assert "rank 1 on host2 failed first: killed by SIGKILL" in done.last_line
 
 
-@every_launcher
-def test_a_host_stands_still(containers, output, launcher):
-    job = containers.start(f"{line(launcher)} {JOB} --output {output}")
-    job.wait_for("ready", 3)
+def test_a_host_stands_still(containers, output):
+    root_there = MPIRUN.format(hosts="host2:1,host1:1,host3:1", root="host2", master_port=29521, port=12345)
+    lines = {name: line(name) for name in LAUNCHERS}
+    jobs = Jobs(containers, output, JOB, **lines, mpirun_with_rank_0_there=root_there)
+    jobs.until_ready()
     with frozen(containers, "host2"):
-        done = job.finish(30)
-    assert done.status != 0
-    assert "host2" in "\n".join(done.text.splitlines()[-40:])
+        ended = jobs.finish(others=30)
+    for name, done in ended.items():
+        assert done.status != 0, name
+        assert "host2" in "\n".join(done.text.splitlines()[-40:])
 
 
-@every_launcher
-def test_a_host_is_cut_off(hosts, output, launcher):
-    job = hosts.start(f"{line(launcher)} {JOB} --set stall_warning_s=5 --set stall_abort_s=10 --output {output}")
-    job.wait_for("ready", 3)
+def test_a_host_is_cut_off(hosts, output):
+    jobs = start_all(hosts, output, f"{JOB} --set stall_warning_s=5 --set stall_abort_s=10")
+    jobs.until_ready()
     hosts.cut("host3")
     try:
         # 10 s of waiting, then the same few seconds as any other end; mpirun also waits for its ssh to host3.
-        done = job.finish(10 + (30 if launcher == "mpirun" else 15))
-        assert done.status != 0
-        assert "host3" in done.text
+        for name, done in jobs.finish(mpirun=40, others=25).items():
+            assert done.status != 0, name
+            assert "host3" in done.text
         # The host that is cut off ends by itself, too.
         assert hosts.leftovers(30) == {}
     finally:
         hosts.join("host3")
 
 
-@every_launcher
-def test_one_sshd_is_late(hosts, output, summary_of, launcher):
+def test_one_sshd_is_late(hosts, output, summary_of):
     """Every host gets a second sshd, host3 15 s after the others."""
-    short = "hvdtrain train tiny.yaml --set epochs=1"
-    # mpirun and horovodrun do not wait; the check before them does.
-    check = "" if launcher == "launch" else f"{check_line(60)} && "
+    lines = checked(LATE_PORT, 60)
     with second_sshd(hosts, "host1", "host2"):
-        job = hosts.start(f"{check}{line(launcher, LATE_PORT)} {short} --output {output}")
+        jobs = Jobs(hosts, output, SHORT, **lines)
         time.sleep(15)
         with second_sshd(hosts, "host3"):
-            done = job.finish(150)
-    assert done.status == 0, done.text
-    assert summary_of(output)["status"] == "done"
+            ended = jobs.finish(others=150)
+    for name, done in ended.items():
+        assert done.status == 0, done.text
+        assert summary_of(f"{output}/{name}")["status"] == "done"
 
 
-@every_launcher
-def test_one_sshd_never_comes(hosts, output, launcher):
-    check = "" if launcher == "launch" else f"{check_line(8)} && "
+def test_one_sshd_never_comes(hosts, output):
+    lines = checked(LATE_PORT, 8)
     with second_sshd(hosts, "host1", "host2"):
-        done = hosts.run(f"{check}{line(launcher, LATE_PORT, 8)} {JOB} --output {output}", limit_s=30)
-    assert done.status == 2
-    assert f"host3:{LATE_PORT}: refused" in done.text
-    assert "ready" not in done.text
+        ended = Jobs(hosts, output, JOB, **lines).finish(others=30)
+    for name, done in ended.items():
+        assert done.status == 2, name
+        assert f"host3:{LATE_PORT}: refused" in done.text
+        assert "ready" not in done.text
 
 
-@every_launcher
-def test_a_wrong_key(hosts, output, launcher):
-    """host1's key is not the cluster's. docker/cluster checks before every launcher; so do we for those that do not."""
+def test_a_wrong_key(hosts, output):
+    """host1's key is not the cluster's."""
     key = "$HVDTRAIN_SSH_STATE/id"
     hosts.run(f"mv {key} {key}.right && ssh-keygen -q -t ed25519 -N '' -f {key}.wrong && mv {key}.wrong {key}")
-    check = "" if launcher == "launch" else f"{check_line(60, 12345)} && "
+    lines = checked(12345, 60)
     try:
-        done = hosts.run(f"{check}{line(launcher)} {JOB} --output {output}", limit_s=15)
+        ended = Jobs(hosts, output, JOB, **lines).finish(others=15)
     finally:
         hosts.run(f"mv {key}.right {key}")
-    assert done.status == 2
     path = hosts.run(f"echo {key}").text.strip()
-    assert f"host2:12345: authentication failed with {path}" in done.text
-    assert "ready" not in done.text
+    for name, done in ended.items():
+        assert done.status == 2, name
+        assert f"host2:12345: authentication failed with {path}" in done.text
+        assert "ready" not in done.text
 
 
-@every_launcher
-def test_a_changed_host_key(hosts, output, launcher):
+def test_a_changed_host_key(hosts, output):
     known = "${HVDTRAIN_SSH_STATE}/known_hosts"
     # The user key is certainly not host3's.
     other = "$(cut -d' ' -f2 $HVDTRAIN_SSH_STATE/id.pub)"
     hosts.run(f'cp {known} {known}.right && sed -i "/^host3,/s|AAAA.*|{other}|" {known}')
     try:
-        done = hosts.run(f"{line(launcher)} {JOB} --output {output}", limit_s=30)
+        ended = start_all(hosts, output).finish(others=15)
     finally:
         hosts.run(f"mv {known}.right {known}")
-    assert done.status != 0
-    assert re.search(r"known_hosts:3\b", done.text), done.text
-    assert "ready" not in done.text
+    for name, done in ended.items():
+        assert done.status != 0, name
+        assert re.search(r"known_hosts:3\b", done.text), done.text
+        assert "ready" not in done.text
 
 
-@every_launcher
 @pytest.mark.parametrize("backend", ["ddp", "horovod"])
-def test_a_dead_bridge_interface(hosts, output, summary_of, launcher, backend):
+def test_a_dead_bridge_interface(hosts, output, summary_of, backend):
     """The same address on every host, on an interface that leads nowhere: what docker0 is on real machines."""
     for host in ("host1", "host2", "host3"):
         hosts.add_interface(host, "docker0", "172.31.255.1/24")
     try:
-        done = hosts.run(f"{line(launcher)} hvdtrain train tiny.yaml --backend {backend} --output {output}")
+        ended = start_all(hosts, output, f"hvdtrain train tiny.yaml --backend {backend}").finish(others=200)
     finally:
         for host in ("host1", "host2", "host3"):
             hosts.remove_interface(host, "docker0")
-    assert done.status == 0, done.text
-    assert summary_of(output)["ranks_agree"] is True
+    for name, done in ended.items():
+        assert done.status == 0, done.text
+        assert summary_of(f"{output}/{name}")["ranks_agree"] is True
 
 
-def check_line(start_s: int, port: int = LATE_PORT) -> str:
-    return f"hvdtrain launch --check-only --start-timeout {start_s} -p {port} -H host1,host2,host3"
+def checked(port: int, start_s: int) -> dict[str, str]:
+    """Every launcher's line behind the check that docker/cluster does first; mpirun and horovodrun do not wait.
+
+    `hvdtrain launch` checks anyway.
+    """
+    check = f"hvdtrain launch --check-only --start-timeout {start_s} -p {port} -H host1,host2,host3 && "
+    return {name: ("" if name == "launch" else check) + line(name, port, start_s) for name in LAUNCHERS}
 
 
 @contextlib.contextmanager

@@ -21,7 +21,6 @@ def launcher(name: str) -> str:
     return {
         "horovodrun-gloo": "horovodrun --gloo --start-timeout 1000 --verbose -np 16 -H {all} -p 12345",
         "horovodrun-mpi": "horovodrun --mpi --start-timeout 1000 --verbose -np 16 -H {all} -p 12345",
-        "launch": "hvdtrain launch -np 16 -H {all} -p 12345 --start-timeout 280",
     }[name].format(all=ALL)
 
 
@@ -39,8 +38,9 @@ def judge(summary: dict, size: int, backend: str) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["launch", "horovodrun-gloo", "horovodrun-mpi"])
+@pytest.mark.parametrize("name", ["horovodrun-gloo", "horovodrun-mpi"])
 def test_sixteen_ranks_on_four_hosts(hosts, output, summary_of, name, backend):
+    """`hvdtrain launch` with 16 ranks: test_agreement.py."""
     done = hosts.run(f"{launcher(name)} {train(output, backend)}", limit_s=800)
     assert done.status == 0, done.text
     # Open MPI's complaint where a container forbids reading another process's memory.

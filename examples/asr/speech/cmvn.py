@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,18 @@ class CmvnSums:
         self.total_of_squares = np.zeros(num_mels, np.float64)
         self.num_frames = 0
 
-    def add(self, features: NDArray[np.float32]) -> None:
+    def add(self, features: NDArray[np.float16 | np.float32]) -> None:
         """Add the frames of an utterance, [frames, num_mels]."""
         exact = features.astype(np.float64)
         self.total += exact.sum(axis=0)
         self.total_of_squares += (exact**2).sum(axis=0)
         self.num_frames += len(features)
+
+    def counting(self, utterances: Iterable[NDArray[np.float16]]) -> Iterator[NDArray[np.float16]]:
+        """The same utterances, each added on its way."""
+        for features in utterances:
+            self.add(features)
+            yield features
 
     def save(self, path: Path) -> None:
         """Write {"mean_stat": sums, "var_stat": sums of squares, "frame_num": frames}."""

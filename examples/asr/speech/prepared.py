@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.errors import UserError
+from speech.aishell import Utterance
 
 CMVN, UNITS = "global_cmvn.json", "units.txt"
 
@@ -26,7 +28,8 @@ class Item:
 
 
 class PreparedSplit:
-    """A split as it lies on the disk: SPLIT.list (JSON lines) and SPLIT.npy (float16 [frames, num_mels]).
+    """A split as it lies on the disk: SPLIT.list (JSON lines) and SPLIT.f16 (frames x num_mels
+    little-endian float16).
 
     The array is mapped, not read: the ranks of a host share its pages, and it may be larger than the memory.
 
@@ -35,12 +38,15 @@ class PreparedSplit:
     """
 
     def __init__(self, folder: Path, split: str) -> None:
-        listing, array = folder / f"{split}.list", folder / f"{split}.npy"
+        listing, array = folder / f"{split}.list", folder / f"{split}.f16"
         if not listing.is_file() or not array.is_file():
-            raise UserError(f"{folder} lacks {split}.list or {split}.npy: run examples/asr/prepare.py first")
+            raise UserError(f"{folder} lacks {split}.list or {split}.f16: run examples/asr/prepare.py first")
         self.items = [Item(**json.loads(line)) for line in listing.read_text(encoding="utf-8").splitlines()]
-        self._frames = np.load(array, mmap_mode="r")
-        if sum(item.num_frames for item in self.items) != len(self._frames):
+        numbers = np.memmap(array, dtype="<f2", mode="r")
+        num_frames = sum(item.num_frames for item in self.items)
+        if num_frames and len(numbers) % num_frames == 0:
+            self._frames = numbers.reshape(num_frames, -1)
+        else:
             raise UserError(f"{listing} and {array} do not belong together: run examples/asr/prepare.py again")
 
     @property
@@ -53,8 +59,18 @@ class PreparedSplit:
         return self._frames[item.first_frame : item.first_frame + item.num_frames].astype(np.float32)
 
 
-def write_split(folder: Path, split: str, items: list[Item], frames: NDArray[np.float16]) -> None:
-    """Write both files of a split."""
-    np.save(folder / f"{split}.npy", frames)
-    lines = "".join(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n" for item in items)
-    (folder / f"{split}.list").write_text(lines, encoding="utf-8")
+def write_split(
+    folder: Path, split: str, utterances: Iterable[tuple[Utterance, NDArray[np.float16]]]
+) -> tuple[int, int]:
+    """Write both files of a split, an utterance after the other; returns the number of utterances and of frames."""
+    first = count = 0
+    with (
+        (folder / f"{split}.f16").open("wb") as array,
+        (folder / f"{split}.list").open("w", encoding="utf-8") as listing,
+    ):
+        for utterance, features in utterances:
+            array.write(features.astype("<f2").tobytes())
+            item = Item(utterance.name, utterance.speaker, utterance.text, first, len(features))
+            listing.write(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n")
+            first, count = first + len(features), count + 1
+    return count, first

@@ -23,11 +23,18 @@ from hvdtrain.bench.hosts.tbf import shape_line, unshape_line
 from hvdtrain.errors import LaunchError
 
 _CLONE_NEWNET = 0x40000000  # of unshare(2)
-_TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux"}
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "setpriv": "util-linux", "unshare": "util-linux"}
 # Debian keeps ip and tc where only root's PATH looks.
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _LIMIT_S = 20.0
 INTERFACE = "eth0"
+# Gives a process a host name and a table of all hosts' names, both its own: the file lives in memory and goes with it.
+# Horovod 0.28.1 needs a name that leads to the host: HOROVOD_GLOO_IFACE does not reach the connections of its process
+# sets, the one of all ranks included, and the machine's own name leads to its loopback.
+_NAMED = """
+echo "$1" > /proc/sys/kernel/hostname && mount -t tmpfs tmpfs /mnt && printf "%s" "$2" > /mnt/hosts &&
+mount --bind /mnt/hosts /etc/hosts && umount /mnt && shift 2 && exec "$@"
+"""
 # Of a range that is set aside for benchmarks (RFC 2544), so that it is nobody's real network.
 _NETWORK = "198.18.0"
 
@@ -63,15 +70,18 @@ class NamespaceHost:
 
     Attributes:
         number: 0, 1, ...
+        name: its host name, host1 and so on, which the others know.
         address: its IPv4 address, which the other hosts reach.
         interface: the name of its link.
     """
 
-    def __init__(self, number: int, namespace: Namespace) -> None:
+    def __init__(self, number: int, namespace: Namespace, table: str) -> None:
         self.number = number
-        self.address = f"{_NETWORK}.{number + 1}"
+        self.name = _name(number)
+        self.address = _address(number)
         self.interface = INTERFACE
         self.namespace = namespace
+        self._table = table
 
     def command(self, line: Sequence[str]) -> list[str]:
         """The command line that runs `line` on this host.
@@ -79,8 +89,9 @@ class NamespaceHost:
         The process has the id of the one that is started (the tools in front replace themselves), and is killed when
         the thread that started it ends.
         """
-        enter = [_tool("nsenter"), f"--net={self.namespace.path}"]
-        return [*enter, _tool("setpriv"), "--pdeathsig", "KILL", *line]
+        enter = [_tool("nsenter"), f"--net={self.namespace.path}", _tool("setpriv"), "--pdeathsig", "KILL"]
+        names = [_tool("unshare"), "--uts", "--mount", "sh", "-c", _NAMED, "sh", self.name, self._table]
+        return [*enter, *names, *line]
 
     def traffic(self) -> Traffic:
         """What its link carried so far."""
@@ -99,7 +110,8 @@ class NamespaceHosts:
             self._switch = self._namespace()
             self._switch.run(_tool("ip"), "link", "add", "bridge0", "type", "bridge")
             self._switch.run(_tool("ip"), "link", "set", "bridge0", "up")
-            self._hosts = [NamespaceHost(number, self._namespace()) for number in range(num_hosts)]
+            table = "127.0.0.1 localhost\n" + "".join(f"{_address(n)} {_name(n)}\n" for n in range(num_hosts))
+            self._hosts = [NamespaceHost(number, self._namespace(), table) for number in range(num_hosts)]
             for host in self._hosts:
                 self._connect(host)
             on_error.pop_all()
@@ -172,6 +184,14 @@ def why_not() -> str | None:
             return None
     except LaunchError as error:
         return str(error)
+
+
+def _name(number: int) -> str:
+    return f"host{number + 1}"
+
+
+def _address(number: int) -> str:
+    return f"{_NETWORK}.{number + 1}"
 
 
 def _port(host: NamespaceHost) -> str:

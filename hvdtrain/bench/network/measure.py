@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.bench.hosts import format_rate
@@ -75,11 +75,18 @@ class Effort:
     trace_s: float = 3.0
 
 
-def measure(place: Place, job: dict[str, Any], grid: Grid, effort: Effort) -> dict[str, Any]:
+def measure(
+    place: Place,
+    job: dict[str, Any],
+    grid: Grid,
+    effort: Effort,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
     """Run all of it.
 
     Args:
         job: the keys of a job file; backend, compression, accumulate and sync_every_microbatch are replaced.
+        keep: called with the result so far whenever rows have been added: a later run may fail, after minutes.
 
     Returns:
         {"machine", "job", "hosts", "ranks_per_host", "sharing", "effort", "one_host": [...], "rows": [...],
@@ -121,6 +128,7 @@ def measure(place: Place, job: dict[str, Any], grid: Grid, effort: Effort) -> di
                 computed = compute_ms[backend, row["accumulate"]]
                 result["rows"].append(_completed(row, link, rate, place.full, alone, computed))
             result["traces"] += [{"bits_per_s": rate, **trace} for trace in traces]
+            keep(result)
     return result
 
 

@@ -61,7 +61,8 @@ def times(result: dict[str, Any], path: Path) -> Path:
         axis.set_title(f"{format_rate(bits_per_s)}, accumulate {accumulate}")
         axis.set_ylabel("seconds per epoch" if by_epoch else "milliseconds per step")
         axis.margins(y=0.12)
-    axes.flat[0].legend(fontsize=8, frameon=False)
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9, frameon=False)
     figure.suptitle(f"{result['hosts']} hosts: time per {'epoch' if by_epoch else 'step'}; lower is better")
     return save(figure, path)
 

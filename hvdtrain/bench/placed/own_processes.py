@@ -55,7 +55,7 @@ class OwnProcesses(Place):
 
     def _start(self, host: int, specification: dict[str, Any]) -> subprocess.Popen[bytes]:
         line = [sys.executable, "-m", "hvdtrain.bench.placed.rank", encode(specification)]
-        # torch warns of hosts whose address has no name.
+        # torch warns where an address has no name in a DNS.
         environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ}
         # A rank sees the cores of its host, not that other ranks of it, or other hosts, use them too.
         cores = len(self._cpus[host]) if self._cpus else len(usable_cpus()) // self.full.num_hosts

@@ -15,18 +15,21 @@ BOTH = frozenset({0, 1})
 
 
 @pytest.mark.parametrize(
-    ("local_cpus", "quota", "expected"),
+    ("machine_cpus", "num_local", "quota", "expected"),
     [
-        ([BOTH] * 16, None, 8.0),
-        ([BOTH] * 2, None, 1.0),
-        ([frozenset({0}), frozenset({1})], None, 1.0),
-        ([frozenset(range(64))] * 4, 2.0, 2.0),
-        ([frozenset(range(64))] * 4, None, 4 / 64),
-        ([BOTH], 0.5, 1.0),
+        ([BOTH] * 16, 16, None, 8.0),
+        ([BOTH] * 16, 4, None, 8.0),  # four containers
+        ([BOTH] * 2, 2, None, 1.0),
+        ([frozenset({0}), frozenset({1})], 2, None, 1.0),
+        ([frozenset(range(64))] * 8, 4, 2.0, 2.0),
+        ([frozenset(range(64))] * 4, 4, None, 4 / 64),
+        ([BOTH], 1, 0.5, 1.0),
     ],
 )
-def test_ranks_per_core(local_cpus: list[frozenset[int]], quota: float | None, expected: float) -> None:
-    assert ranks_per_core(local_cpus, quota) == expected
+def test_ranks_per_core(
+    machine_cpus: list[frozenset[int]], num_local: int, quota: float | None, expected: float
+) -> None:
+    assert ranks_per_core(machine_cpus, num_local, quota) == expected
 
 
 @pytest.fixture
@@ -49,7 +52,7 @@ def test_a_rank_without_a_core_of_its_own_sleeps_while_it_waits(
 ) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    cores = SharedCores([BOTH] * 4)
+    cores = SharedCores([BOTH] * 4, 4)
     environ: dict[str, str] = {}
     cores.prepare(environ)
     assert environ == {"HOROVOD_CYCLE_TIME": "2"}
@@ -66,13 +69,13 @@ def test_a_rank_without_a_core_of_its_own_sleeps_while_it_waits(
 
 def test_the_users_cycle_time_stays(library: types.SimpleNamespace) -> None:
     environ = {"HOROVOD_CYCLE_TIME": "0.1"}
-    SharedCores([BOTH] * 4).prepare(environ)
+    SharedCores([BOTH] * 4, 4).prepare(environ)
     assert environ == {"HOROVOD_CYCLE_TIME": "0.1"}
 
 
 def test_with_a_core_for_every_rank_nothing_changes(library: types.SimpleNamespace) -> None:
     own = library.horovod_torch_wait_and_clear
-    cores = SharedCores([BOTH] * 2)
+    cores = SharedCores([BOTH] * 2, 2)
     environ: dict[str, str] = {}
     cores.prepare(environ)
     cores.open()

@@ -1,0 +1,125 @@
+"""The sections about benchmarks and parity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdtrain.report.charts import INK, MUTED, Chart, bars, colour
+from hvdtrain.report.markup import Markup, card, cards, escape, join, markdown, note, section
+from hvdtrain.report.sources import Result
+
+
+def result_section(result: Result) -> Markup:
+    """One result file as a section of its own."""
+    made = {"network": _network, "scaling": _scaling, "parity": _parity}[result.kind](result.document)
+    title = {"network": "Training over a network", "scaling": "Scaling", "parity": "Parity"}[result.kind]
+    return section(title, join([made, note(f"From `{result.path}`.")]))
+
+
+def _network(document: dict[str, Any]) -> Markup:
+    from hvdtrain.bench.hosts import format_rate
+    from hvdtrain.bench.network.table import conditions, cuts_table, legend, tables
+
+    backends = list(dict.fromkeys(row["backend"] for row in document["rows"]))
+    pictures = []
+    for accumulate, rate in dict.fromkeys((row["accumulate"], row["bits_per_s"]) for row in document["rows"]):
+        rows = [row for row in document["rows"] if (row["accumulate"], row["bits_per_s"]) == (accumulate, rate)]
+        chart = bars(
+            [_variant(row) for row in rows],
+            [row["step_ms"] for row in rows],
+            [backends.index(row["backend"]) for row in rows],
+            x_label="milliseconds per step; the mark is the wire's bound",
+        )
+        for place, row in enumerate(rows):
+            chart.axes.plot([row["wire_ms"]] * 2, [place - 0.42, place + 0.42], color=INK, linewidth=1.6)
+        title = f"{format_rate(rate)}, accumulate {accumulate}"
+        pictures.append(card(title, chart.markup(f"Milliseconds per step at {title}")))
+    pictures += _traces(document)
+    text = "\n\n".join([conditions(document), tables(document), cuts_table(document)])
+    return join([cards(pictures), markdown(text), note(legend(document))])
+
+
+def _variant(row: dict[str, Any]) -> str:
+    plain = f"{row['backend']} {row['compression']}"
+    return plain if row["accumulate"] == 1 else f"{plain}, no_sync {'on' if row['no_sync'] else 'off'}"
+
+
+def _traces(document: dict[str, Any]) -> list[Markup]:
+    """What one host's interface sends over time, no_sync off and on in one picture per backend and link."""
+    from hvdtrain.bench.hosts import format_rate
+    from hvdtrain.bench.network.plots import rate_over_time
+
+    made = []
+    traces = document["traces"]
+    for backend, rate in dict.fromkeys((trace["backend"], trace["bits_per_s"]) for trace in traces):
+        chart = Chart(x_label="seconds", y_label="Gbit/s sent")
+        chart.axes.axhline(rate / 1e9, color=MUTED, linestyle="--", linewidth=1)
+        shortest = None
+        for trace in traces:
+            if (trace["backend"], trace["bits_per_s"]) != (backend, rate) or len(trace["at_s"]) < 3:
+                continue
+            at_s, gbit = rate_over_time(trace["at_s"], trace["sent_bytes"])
+            number = 1 if trace["no_sync"] else 0
+            chart.axes.fill_between(at_s, gbit, color=colour(number), alpha=0.25, linewidth=0)
+            chart.line(at_s, gbit, number, label=f"no_sync {'on' if trace['no_sync'] else 'off'}", linewidth=1.1)
+            shortest = min(at_s[-1], shortest or at_s[-1])
+        chart.axes.set_ylim(bottom=0)
+        chart.axes.set_xlim(0, shortest)
+        chart.axes.legend(fontsize=8, frameon=False, loc="upper right")
+        title = f"{backend} at {format_rate(rate)}: what one host sends"
+        made.append(card(title, chart.markup(title)))
+    return made
+
+
+def _scaling(document: dict[str, Any]) -> Markup:
+    from hvdtrain.bench.scaling.table import conditions, table
+
+    rows = document["rows"]
+    in_samples = all(row["samples_per_s"] is not None for row in rows)
+    counts = sorted({row["ranks"] for row in rows})
+    label = "samples per second" if in_samples else "steps of single ranks per second"
+    speed, efficiency = Chart(x_label="ranks", y_label=label), Chart(x_label="ranks", y_label="efficiency, %")
+    for number, backend in enumerate(dict.fromkeys(row["backend"] for row in rows)):
+        own = [row for row in rows if row["backend"] == backend]
+        ranks = [row["ranks"] for row in own]
+        rates = [row["samples_per_s"] if in_samples else row["steps_per_s"] * row["ranks"] for row in own]
+        ideal = {"linestyle": ":", "marker": "", "linewidth": 1.2, "label": f"{backend}, ideal"}
+        speed.line(ranks, [rates[0] / ranks[0] * count for count in ranks], number, **ideal)
+        speed.line(ranks, rates, number, label=backend)
+        efficiency.line(ranks, [row["efficiency"] * 100 for row in own], number, label=backend)
+    efficiency.axes.axhline(100, color=MUTED, linestyle=":", linewidth=1.2)
+    for chart in (speed, efficiency):
+        chart.axes.set_xscale("log", base=2)
+        chart.axes.set_xticks(counts, [str(count) for count in counts])
+        chart.axes.minorticks_off()
+        chart.axes.set_ylim(bottom=0)
+        chart.axes.legend(fontsize=8, frameon=False)
+    pictures = [
+        card("Throughput against the number of ranks", speed.markup("Throughput against the number of ranks")),
+        card("Efficiency", efficiency.markup("Efficiency against the number of ranks")),
+    ]
+    return join([cards(pictures), markdown(f"{conditions(document)}\n\n{table(document)}")])
+
+
+def _parity(document: dict[str, Any]) -> Markup:
+    # Late: it imports torch.
+    from hvdtrain.parity.certificate import comparison_table
+
+    job = document["job"]
+    passed = document["passed"]
+    verdict = f'<p><span class="{"good" if passed else "bad"}">{"Passed" if passed else "FAILED"}</span> '
+    what = f"{job['file']}: {job['steps']} steps on {job['ranks']} ranks, seed {job['seed']}, {job['precision']}"
+    problems = [
+        f"{item['first']} and {item['second']}: {text}" for item in document["comparisons"] for text in item["problems"]
+    ]
+    listed = f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in problems)}</ul>" if problems else ""
+    chart = Chart(x_label="step", y_label="loss")
+    for number, run in enumerate(document["runs"]):
+        losses = run["losses"]
+        # Runs that agree lie on top of each other: each later one is thinner.
+        width = 3.2 - 2.2 * number / max(1, len(document["runs"]) - 1)
+        chart.line(range(1, len(losses) + 1), losses, number, label=run["name"], linewidth=width, marker="")
+    chart.axes.legend(fontsize=8, frameon=False)
+    picture = cards([card("Loss of each run", chart.markup("The loss of each run against the step"))])
+    head = Markup(f"{verdict}{escape(what)}</p>{listed}")
+    return join([head, markdown(comparison_table(document)), picture])
