@@ -21,7 +21,7 @@ from hvdtrain.backends.base import Pending
 from hvdtrain.errors import CollectiveError, ContractError
 
 _LOOK_EVERY_S = 0.2
-_MAX_INTERVAL_STEPS = 128
+_MAX_INTERVAL_STEPS = 64
 # So many logged steps wait at most: a message stays below 8 kB.
 _MAX_WAITING = 16
 

@@ -49,8 +49,8 @@ def test_steps_of_twenty_milliseconds_speak_every_fifth_of_a_second(monkeypatch)
     assert spoken_steps(monkeypatch, 0.01999, 45) == [1, 2, 12, 22, 32, 42]
 
 
-def test_fast_steps_speak_every_128(monkeypatch):
-    assert spoken_steps(monkeypatch, 1e-4, 400) == [1, 2, 130, 258, 386]
+def test_fast_steps_speak_every_64(monkeypatch):
+    assert spoken_steps(monkeypatch, 1e-4, 200) == [1, 2, 66, 130, 194]
 
 
 def logged(it, *steps):
