@@ -125,8 +125,8 @@ def test_bench_network_counts_what_no_sync_and_fp16_save(tmp_path: Path) -> None
     done = subprocess.run(
         [
             sys.executable, "-m", "hvdtrain", "bench", "network", "--bandwidth", "1gbit", "--backend", "ddp",
-            "--rounds", "1", "--block-seconds", "0", "--set", "task_options.widths=[784, 512, 10]", "--no-plots",
-            "--json", "--output", str(tmp_path),
+            "--rounds", "1", "--starts", "1", "--block-seconds", "0", "--set", "task_options.widths=[784, 512, 10]",
+            "--no-plots", "--json", "--output", str(tmp_path),
         ],
         capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
