@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -130,9 +131,13 @@ def measure(
     result["one_host"] = list(one_host.values())
     for link in grid.links:
         rate = run.prepare(link)
-        for backend in grid.backends:
-            say(f"{backend}, {place.full}, {format_rate(rate)}{'' if link.bits_per_s else ' (measured)'}")
-            rows, traces = run.several_hosts(backend, grid.variants(backend), link)
+        # The variants of one run are all in memory at once: not more of them than take turns with a reason.
+        for backend, accumulate in itertools.product(grid.backends, grid.accumulates):
+            shown_rate = f"{format_rate(rate)}{'' if link.bits_per_s else ' (measured)'}"
+            say(f"{backend}, {place.full}, {shown_rate}, accumulate {accumulate}")
+            variants = [variant for variant in grid.variants(backend) if variant.accumulate == accumulate]
+            with_traces = accumulate == max(grid.accumulates)
+            rows, traces = run.several_hosts(backend, variants, link, with_traces=with_traces)
             for row in rows:
                 alone = one_host[backend, row["accumulate"]]
                 computed = compute_ms[backend, row["accumulate"]]
@@ -192,15 +197,11 @@ class _Runs:
         return list(zip(variants, medians, strict=True))
 
     def several_hosts(
-        self, backend: str, variants: list[Variant], link: Link
+        self, backend: str, variants: list[Variant], link: Link, *, with_traces: bool
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """All hosts: (rows, traces of the uncompressed variants with the most microbatches)."""
-        longest = max(variant.accumulate for variant in variants)
-        traced = [
-            i
-            for i, variant in enumerate(variants)
-            if variant.compression == "none" and variant.accumulate == longest and self._effort.trace_s > 0
-        ]
+        """All hosts: (rows, traces of the uncompressed variants)."""
+        with_traces = with_traces and self._effort.trace_s > 0
+        traced = [i for i, variant in enumerate(variants) if variant.compression == "none" and with_traces]
         results = self._run(backend, variants, self._place.full, traced=traced, link=link)
         rows = [self._row(backend, v, results, i, self._place.full) for i, v in enumerate(variants)]
         traces = [{"backend": backend, **variants[i].to_dict(), **results[0]["traces"][str(i)]} for i in traced]

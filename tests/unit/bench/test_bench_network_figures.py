@@ -182,6 +182,18 @@ def test_what_others_are_compared_with_is_started_several_times() -> None:
     assert len(result["rows"][0]["step_ms_rounds"]) == 3
 
 
+def test_more_microbatches_are_another_run_and_the_longest_is_recorded() -> None:
+    place = MadeUpPlace()
+    result = measure(place, _JOB, Grid(links=[Link(1e9)], backends=("ddp",), accumulates=(1, 4)), Effort())
+    assert len(place.shapes) == 2
+    assert [(row["accumulate"], row["no_sync"]) for row in result["rows"]] == [
+        (1, True), (1, True), (4, False), (4, True), (4, False), (4, True),
+    ]  # fmt: skip
+    assert {trace["accumulate"] for trace in result["traces"]} == {4}
+    text = document(result)
+    assert text.index("## 1 Gbit/s, accumulate 1") < text.index("## 1 Gbit/s, accumulate 4")
+
+
 def test_cuts(result: dict[str, Any]) -> None:
     found = {cut["what"]: (cut["expected"], cut["measured"], cut["ratio"]) for cut in cuts(result)}
     assert found == {
