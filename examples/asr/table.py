@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -74,6 +73,7 @@ class Result:
     utterances_per_s: float
     num_utterances: int
     steps: int
+    epochs: int
     bytes_per_step: float | None
     cer: dict[str, float]
 
@@ -81,6 +81,11 @@ class Result:
     def epoch_s(self) -> float:
         """Time of an epoch without evaluation and checkpoints."""
         return self.num_utterances / self.utterances_per_s
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of a step."""
+        return self.epoch_s * self.epochs / self.steps
 
 
 class Bench:
@@ -114,7 +119,17 @@ class Bench:
         options = [f"task_options.data={self.data}", f"accumulate={row.accumulate}", f"seed={seed}", *row.settings]
         if not row.trained:
             options += [f"max_steps={self.speed_steps}", "task_options.eval_splits=[]", "checkpoint.every_steps=null"]
-        line = [sys.executable, "-m", "hvdtrain", "train", str(self.config), "--output", str(folder)]
+        line = [
+            sys.executable,
+            "-m",
+            "hvdtrain",
+            "train",
+            str(self.config),
+            "--resume",
+            "auto",
+            "--output",
+            str(folder),
+        ]
         line += [part for option in (*self.settings, *options) for part in ("--set", option)]
         print(f"== {row.name}, seed {seed}", flush=True)
         with contextlib.ExitStack() as stack:
@@ -132,6 +147,7 @@ class Bench:
             summary["samples_per_second"],
             len(listing.read_text(encoding="utf-8").splitlines()),
             summary["steps"],
+            summary["epochs"],
             None if sent is None else sent / summary["steps"],
             {key: value for key, value in summary["eval"].items() if key.startswith("cer")},
         )
@@ -191,17 +207,12 @@ def report(bench: Bench, results: dict[Row, list[Result]], seeds: list[int]) -> 
         "each": figures,
         "cers": "\n".join(f"- {line}." for line in said),
         "bound_ms": f"{(two[0].bytes_per_step or 0) * 8 / bench.bits_per_s * 1e3:.0f}",
-        "step_ms": f"{two[0].epoch_s / (two[0].steps / _epochs(bench)) * 1e3:.0f}",
+        "step_ms": f"{statistics.mean(result.step_s for result in two) * 1e3:.0f}",
     }
     text = (HERE / "results_template.md").read_text()
     for name, value in values.items():
         text = text.replace("{" + name + "}", str(value))
     return text
-
-
-def _epochs(bench: Bench) -> int:
-    summary: dict[str, Any] = json.loads((bench.output / f"{ROWS[1].name}-1" / "summary.json").read_text())
-    return int(summary["epochs"])
 
 
 def _line(row: Row, found: list[Result], base: float, bits_per_s: float) -> str:
@@ -236,6 +247,7 @@ def _line(row: Row, found: list[Result], base: float, bits_per_s: float) -> str:
 @click.option("--seeds", default=3, show_default=True, help="Trainings of each row.")
 @click.option("--speed_steps", default=40, show_default=True, help="Steps of the rows that are about speed alone.")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of every row, as in `hvdtrain train`.")
+@click.option("--rows", multiple=True, help="Measure these rows alone, for a start, and write nothing.")
 @click.option("--max_runs", type=int, help="Stop after so many trainings; called again, it goes on.")
 def main(
     data: Path,
@@ -246,6 +258,7 @@ def main(
     seeds: int,
     speed_steps: int,
     settings: tuple[str, ...],
+    rows: tuple[str, ...],
     max_runs: int | None,
 ) -> None:
     numbers = list(range(1, seeds + 1))
@@ -255,11 +268,13 @@ def main(
         # One host and two in turns: what changes on the machine in the course of it meets both.
         for seed in numbers:
             for row in ROWS:
-                if row.trained or seed == 1:
+                if (row.trained or seed == 1) and (not rows or row.name in rows):
                     found[row].append(bench.result(row, seed))
                 if max_runs is not None and bench.num_measured >= max_runs:
                     print("stopped after --max_runs; the same line goes on")
                     return
+        if rows:
+            return
         results.write_text(report(bench, found, numbers))
     except HvdtrainError as error:
         click.echo(f"error: {error}", err=True)

@@ -51,6 +51,13 @@ _BANDWIDTHS = ("1gbit", "10gbit")
 @click.option(
     "--block-seconds", "block_s", default=2.0, show_default=True, type=click.FloatRange(min=0), help="Of one round."
 )
+@click.option(
+    "--starts",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Of the runs that others are compared with.",
+)
 @click.option("--output", default="runs/bench-network", show_default=True, metavar="DIR", help="Folder of the results.")
 @click.option("--no-plots", is_flag=True, help="No pictures; they need matplotlib.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
@@ -66,6 +73,7 @@ def network(
     everything: bool,
     rounds: int,
     block_s: float,
+    starts: int,
     output: str,
     no_plots: bool,
     as_json: bool,
@@ -97,7 +105,7 @@ def network(
             compressions=compressions or (("none", "fp16", "bf16", "powersgd") if everything else ("none", "fp16")),
             accumulates=accumulates or ((1, 4) if everything else (4,)),
         )
-        effort = Effort(rounds, block_s, trace_s=0.0 if no_plots else Effort.trace_s)
+        effort = Effort(rounds, block_s, trace_s=0.0 if no_plots else Effort.trace_s, starts=starts)
 
         def keep(result: dict[str, Any]) -> None:
             publish(result, document(result), folder, "network")

@@ -63,10 +63,7 @@ def commands(name: str, model: str) -> list[Command]:
 
 
 def contest(names: Sequence[str], model: str, rounds: int) -> Blocks:
-    """All contestants in turns.
-
-    Nobody is held before everybody is there: hvdtrain takes a rank that is held for 20 seconds for lost.
-    """
+    """All contestants in turns."""
     steps, untimed = STEPS[model]
     jobs: list[Job] = []
     with tempfile.TemporaryDirectory(prefix="hvdtrain-peers-") as folder:
@@ -76,9 +73,6 @@ def contest(names: Sequence[str], model: str, rounds: int) -> Blocks:
                 # Not before its turn: a port that is free now may be another contestant's a moment later.
                 jobs.append(Job(name, commands(name, model), NUM_RANKS, Path(folder)))
                 jobs[-1].start()
-                jobs[-1].release()
-            for job in jobs:
-                job.hold()
             measured: dict[str, list[float]] = {job.name: [] for job in jobs}
             for job in jobs:
                 job.turn(steps, untimed, _LIMIT_S)

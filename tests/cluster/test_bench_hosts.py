@@ -8,11 +8,12 @@ import statistics
 import pytest
 
 SMALL = "--set 'task_options.widths=[784, 512, 10]' --rounds 1 --block-seconds 0 --no-plots --json --backend ddp"
+ONCE = f"{SMALL} --starts 1"
 PAYLOAD = (784 * 512 + 512 + 512 * 10 + 10) * 4
 
 
 def test_bench_network_over_the_network_as_it_is(hosts, output):
-    done = hosts.run(f"hvdtrain bench network -p 12345 -H host1:1,host2:1 {SMALL} --output {output} 2>{output}.log")
+    done = hosts.run(f"hvdtrain bench network -p 12345 -H host1:1,host2:1 {ONCE} --output {output} 2>{output}.log")
     assert done.status == 0, done.text + hosts.read(f"{output}.log")
     result = json.loads(done.text)
     assert result["hosts"] == 2
@@ -26,7 +27,7 @@ def test_bench_network_over_the_network_as_it_is(hosts, output):
 
 
 def test_bench_network_limits_the_interface_that_it_is_given_and_undoes_it(hosts, output):
-    line = f"hvdtrain bench network -p 12345 -H host1:1,host2:1 {SMALL} --output {output} --bandwidth 50mbit"
+    line = f"hvdtrain bench network -p 12345 -H host1:1,host2:1 {ONCE} --output {output} --bandwidth 50mbit"
     refused = hosts.run(line)
     assert refused.status == 2
     assert "--shape-shared-interface" in refused.text

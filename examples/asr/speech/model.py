@@ -41,7 +41,7 @@ class ModelOptions:
     num_layers: int = 4
     num_decoder_layers: int = 1
     num_heads: int = 4
-    ff_factor: int = 3
+    ff_factor: int = 2
     kernel_size: int = 15
     dropout: float = 0.05
     layer_drop: float = 0.0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -68,11 +70,14 @@ class Effort:
         rounds: blocks of each variant; figures are medians over them.
         block_s: about how long a block takes.
         trace_s: how long the traffic of a variant is recorded for the picture; 0: not at all.
+        starts: how often the runs that others are compared with (one host, computation) are started; their rounds are
+            spread over the starts, because a process may be faster or slower than the next one for all of its life.
     """
 
     rounds: int = 5
     block_s: float = 2.0
     trace_s: float = 3.0
+    starts: int = 3
 
 
 def measure(
@@ -90,7 +95,7 @@ def measure(
 
     Returns:
         {"machine", "job", "hosts", "ranks_per_host", "sharing", "effort", "one_host": [...], "rows": [...],
-        "traces": [...]}, see `_row` and `_one_host`.
+        "traces": [...]}, see `_row` and `_completed`.
 
     Raises:
         TrainingFailed: a run failed.
@@ -110,19 +115,29 @@ def measure(
     one_host: dict[tuple[str, int], dict[str, Any]] = {}
     compute_ms: dict[tuple[str, int], float] = {}
     plain = [Variant(accumulate=accumulate) for accumulate in grid.accumulates]
+    first_host = Spread(place.full.ranks[:1])
+    for start in range(effort.starts):
+        # Backend after backend in each turn, so that a machine whose speed drifts treats them alike.
+        for backend in grid.backends:
+            say(f"{backend}, one host, start {start + 1} of {effort.starts}")
+            run.start(backend, plain, first_host)
+            say(f"{backend}, each rank for itself, start {start + 1} of {effort.starts}")
+            run.start(backend, plain, place.full, apart=True)
     for backend in grid.backends:
-        say(f"{backend}, one host")
-        for variant, row in run.one_host(backend, plain):
+        for variant, row in run.rows(backend, plain, first_host):
             one_host[backend, variant.accumulate] = row
-        say(f"{backend}, each rank for itself")
         for variant, milliseconds in run.computation(backend, plain):
             compute_ms[backend, variant.accumulate] = milliseconds
     result["one_host"] = list(one_host.values())
     for link in grid.links:
         rate = run.prepare(link)
-        for backend in grid.backends:
-            say(f"{backend}, {place.full}, {format_rate(rate)}{'' if link.bits_per_s else ' (measured)'}")
-            rows, traces = run.several_hosts(backend, grid.variants(backend), link)
+        # The variants of one run are all in memory at once: not more of them than take turns with a reason.
+        for backend, accumulate in itertools.product(grid.backends, grid.accumulates):
+            shown_rate = f"{format_rate(rate)}{'' if link.bits_per_s else ' (measured)'}"
+            say(f"{backend}, {place.full}, {shown_rate}, accumulate {accumulate}")
+            variants = [variant for variant in grid.variants(backend) if variant.accumulate == accumulate]
+            with_traces = accumulate == max(grid.accumulates)
+            rows, traces = run.several_hosts(backend, variants, link, with_traces=with_traces)
             for row in rows:
                 alone = one_host[backend, row["accumulate"]]
                 computed = compute_ms[backend, row["accumulate"]]
@@ -142,6 +157,8 @@ class _Runs:
 
     def __init__(self, place: Place, job: dict[str, Any], effort: Effort) -> None:
         self._place, self._job, self._effort = place, job, effort
+        # What the ranks brought back, by backend and whether they were apart.
+        self._kept: dict[tuple[str, bool], list[Any]] = {}
 
     def prepare(self, link: Link) -> float:
         """Bring the network into the state of the link; its rate in bits per second."""
@@ -155,31 +172,36 @@ class _Runs:
         # A reduction goes as fast as its slowest link.
         return min(float(r["received_bits_per_s"]) for r in results if r["received_bits_per_s"] is not None)
 
-    def one_host(self, backend: str, variants: list[Variant]) -> list[tuple[Variant, dict[str, Any]]]:
-        """The first host with all its ranks."""
-        spread = Spread(self._place.full.ranks[:1])
-        results = self._run(backend, variants, spread)
+    def start(self, backend: str, variants: list[Variant], spread: Spread, *, apart: bool = False) -> None:
+        """Run the variants once more and keep what comes back, for `rows` and `computation`."""
+        rounds = math.ceil(self._effort.rounds / self._effort.starts)
+        new = self._run(backend, variants, spread, apart=apart, rounds=rounds)
+        old = self._kept.setdefault((backend, apart), new)
+        if old is not new:
+            for of_rank, more in zip(old, new, strict=True):
+                for measured, further in zip(of_rank["variants"], more["variants"], strict=True):
+                    for key in ("step_s", "sent_bytes", "received_bytes"):
+                        measured[key] += further[key]
+
+    def rows(self, backend: str, variants: list[Variant], spread: Spread) -> list[tuple[Variant, dict[str, Any]]]:
+        """The rows of what was started on the spread."""
+        results = self._kept[backend, False]
         return [(variant, self._row(backend, variant, results, i, spread)) for i, variant in enumerate(variants)]
 
     def computation(self, backend: str, variants: list[Variant]) -> list[tuple[Variant, float]]:
         """Milliseconds of a step without the others: all ranks at once, each a world of its own; the slowest rank's."""
-        results = self._run(backend, variants, self._place.full, apart=True)
         medians = [
-            max(statistics.median(result["variants"][i]["step_s"]) for result in results) * 1000
+            max(statistics.median(result["variants"][i]["step_s"]) for result in self._kept[backend, True]) * 1000
             for i in range(len(variants))
         ]
         return list(zip(variants, medians, strict=True))
 
     def several_hosts(
-        self, backend: str, variants: list[Variant], link: Link
+        self, backend: str, variants: list[Variant], link: Link, *, with_traces: bool
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """All hosts: (rows, traces of the uncompressed variants with the most microbatches)."""
-        longest = max(variant.accumulate for variant in variants)
-        traced = [
-            i
-            for i, variant in enumerate(variants)
-            if variant.compression == "none" and variant.accumulate == longest and self._effort.trace_s > 0
-        ]
+        """All hosts: (rows, traces of the uncompressed variants)."""
+        with_traces = with_traces and self._effort.trace_s > 0
+        traced = [i for i, variant in enumerate(variants) if variant.compression == "none" and with_traces]
         results = self._run(backend, variants, self._place.full, traced=traced, link=link)
         rows = [self._row(backend, v, results, i, self._place.full) for i, v in enumerate(variants)]
         traces = [{"backend": backend, **variants[i].to_dict(), **results[0]["traces"][str(i)]} for i in traced]
@@ -194,6 +216,7 @@ class _Runs:
         apart: bool = False,
         traced: Sequence[int] = (),
         link: Link | None = None,
+        rounds: int | None = None,
     ) -> list[Any]:
         effort = self._effort
         limited = link is not None and link.limit not in (None, "hosts")
@@ -201,7 +224,7 @@ class _Runs:
             "backend": backend,
             "job": self._job,
             "variants": [variant.to_dict() for variant in variants],
-            "rounds": effort.rounds,
+            "rounds": rounds or effort.rounds,
             "block_s": effort.block_s,
             "traced": list(traced),
             "trace_s": effort.trace_s,

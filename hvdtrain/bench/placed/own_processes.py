@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.bench.placed.placement import Place, Spread
-from hvdtrain.bench.placed.processes import wait_for_all
+from hvdtrain.bench.placed.processes import end_all, wait_for_all
 from hvdtrain.bench.placed.specification import encode
 from hvdtrain.launch.host import usable_cpus
+
+# How long a rank may take to notice that another has failed, and to say so.
+_GRACE_S = 5.0
 
 
 class OwnProcesses(Place):
@@ -48,9 +51,10 @@ class OwnProcesses(Place):
                             "result": str(files[rank]),
                         }
                         processes.append(self._start(host, specification))
-            finally:
-                # Also where not all could be started.
-                wait_for_all(processes, limit_s if len(processes) == spread.size else 0.0, grace_s=5.0)
+            except BaseException:
+                end_all(processes, _GRACE_S)
+                raise
+            wait_for_all(processes, limit_s, _GRACE_S)
             return [json.loads(file.read_text()) for file in files]
 
     def _start(self, host: int, specification: dict[str, Any]) -> subprocess.Popen[bytes]:

@@ -42,14 +42,19 @@ def wait_for_all(processes: Sequence[subprocess.Popen[bytes]], limit_s: float, g
                 )
             time.sleep(0.05)
     finally:
-        for process in processes:
-            if process.poll() is None:
-                process.terminate()
-        _wait_until_ended(processes, time.monotonic() + grace_s)
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+        end_all(processes, grace_s)
+
+
+def end_all(processes: Sequence[subprocess.Popen[bytes]], grace_s: float = _GRACE_S) -> None:
+    """Ask those that still run to end, and after `grace_s` make them."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    _wait_until_ended(processes, time.monotonic() + grace_s)
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
 def _wait_until_ended(processes: Sequence[subprocess.Popen[bytes]], until: float) -> None:

@@ -110,7 +110,10 @@ class MadeUpPlace(Place):
     ) -> list[Any]:
         if target.endswith("link:rank"):
             return [{"node_rank": 0, "received_bits_per_s": 2e9}, {"node_rank": 1, "received_bits_per_s": 1e9}]
-        self.shapes.append(arguments.get("shape"))
+        if spread.num_hosts > 1 and not apart:
+            self.shapes.append(arguments.get("shape"))
+        else:
+            assert arguments.get("shape") is None
         measured = []
         for variant in arguments["variants"]:
             sent = 0.0
@@ -172,6 +175,25 @@ def test_rows(result: dict[str, Any]) -> None:
     assert row_of(result, "fp16", True)["wire_ms"] == pytest.approx(16)
 
 
+def test_what_others_are_compared_with_is_started_several_times() -> None:
+    result = measure(MadeUpPlace(), _JOB, Grid(links=[Link(1e9)], backends=("ddp",)), Effort(rounds=5, starts=3))
+    # Two rounds a start were asked for; the made-up ranks always answer with three.
+    assert len(result["one_host"][0]["step_ms_rounds"]) == 9
+    assert len(result["rows"][0]["step_ms_rounds"]) == 3
+
+
+def test_more_microbatches_are_another_run_and_the_longest_is_recorded() -> None:
+    place = MadeUpPlace()
+    result = measure(place, _JOB, Grid(links=[Link(1e9)], backends=("ddp",), accumulates=(1, 4)), Effort())
+    assert len(place.shapes) == 2
+    assert [(row["accumulate"], row["no_sync"]) for row in result["rows"]] == [
+        (1, True), (1, True), (4, False), (4, True), (4, False), (4, True),
+    ]  # fmt: skip
+    assert {trace["accumulate"] for trace in result["traces"]} == {4}
+    text = document(result)
+    assert text.index("## 1 Gbit/s, accumulate 1") < text.index("## 1 Gbit/s, accumulate 4")
+
+
 def test_cuts(result: dict[str, Any]) -> None:
     found = {cut["what"]: (cut["expected"], cut["measured"], cut["ratio"]) for cut in cuts(result)}
     assert found == {
@@ -201,7 +223,7 @@ def test_a_link_that_is_not_limited_is_as_fast_as_its_slowest_host() -> None:
 def test_a_real_interface_is_limited_only_where_hosts_talk() -> None:
     place = MadeUpPlace()
     measure(place, _JOB, Grid(links=[Link(1e9, "eth7")], backends=("ddp",)), Effort())
-    assert place.shapes == [None, None, ["eth7", 1e9]]
+    assert place.shapes == [["eth7", 1e9]]
 
 
 def test_a_data_set_of_unknown_length_and_dynamic_batches_leave_dashes() -> None:

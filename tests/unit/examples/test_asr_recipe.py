@@ -413,3 +413,30 @@ def test_job_files_are_valid_and_fit_the_task(name, data):
     assert config.clip_norm is not None
     assert config.lr.warmup_steps > 0
     SpeechRecognition(**{**config.task_options, "data": str(data), "cmvn": None})
+
+
+# ---- the table ----
+
+
+def test_table_from_results_by_hand(data, tmp_path):
+    table = load("table")
+    bench = table.Bench.__new__(table.Bench)
+    bench.bits_per_s, bench.speed_steps = 1e9, 40
+
+    def result(rate: float, cer: float, sent: float | None):
+        found = {"cer": cer, "cer_dev": cer, "cer_test": cer + 0.01} if cer else {}
+        return table.Result(rate, 1600, 480, 12, sent, found)
+
+    one, two, *others = table.ROWS
+    results = {one: [result(80.0, 0.05, None), result(80.0, 0.07, None)], two: [result(150.0, 0.06, 3.5e6)] * 2}
+    results |= {row: [result(40.0, 0.0, 7e6)] for row in others}
+    text = table.report(bench, results, [1, 2])
+    assert "| 1 | none | ddp | 8 |  |  | 20.0, 20.0 | 80.0 | 1.00 | 0 | 5.00%, 7.00% | 6.00%, 8.00% |" in text
+    assert "| 2 | 1 Gbit/s | ddp | 4 | on | fp16 | 10.7, 10.7 | 150.0 | 1.88 | 3.50 | 6.00%, 6.00% |" in text
+    assert "| 2 | 1 Gbit/s | ddp | 4 | off | none | 40.0 | 40.0 | 0.50 | 7.00 | not trained | not trained |" in text
+    assert "1.88 times as fast as one (seed by seed: 1.88, 1.88)" in text
+    assert "dev: means 6.00% and 6.00%, apart by 0.00%; one host's seeds spread over 2.00%" in text
+    # 10.7 s an epoch of 40 steps; 3.5 MB at 1 Gbit/s.
+    assert "A step takes 267" in text
+    assert "28 ms of it" in text
+    assert "{" not in text
