@@ -6,6 +6,7 @@ import json
 
 import click
 
+from hvdtrain.cli.bench_collectives import collectives
 from hvdtrain.cli.bench_network import network
 from hvdtrain.cli.bench_scaling import scaling
 
@@ -15,6 +16,7 @@ def command() -> None:
     """Measure on this machine: each benchmark starts its own ranks, and prints a table, or with --json JSON alone."""
 
 
+command.add_command(collectives)
 command.add_command(network)
 command.add_command(scaling)
 
