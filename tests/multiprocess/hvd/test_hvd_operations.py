@@ -5,26 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-IMPLEMENTATIONS = ["hvd", "horovod"]
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def two(request, pools):
-    """Two ranks under each implementation in turn; `backend._hvd` is the module."""
-    return pools(request.param, 2)
-
-
-@pytest.fixture
-def ours(pools):
-    """Two ranks under hvdtrain.hvd."""
-    return pools("hvd", 2)
-
-
-@pytest.fixture
-def ours3(pools):
-    """Three ranks under hvdtrain.hvd."""
-    return pools("hvd", 3)
-
 
 def test_reductions(two):
     def work(backend):

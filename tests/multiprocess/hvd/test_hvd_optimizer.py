@@ -8,24 +8,6 @@ import pytest
 import torch
 
 
-@pytest.fixture(params=["hvd", "horovod"])
-def two(request, pools):
-    """Two ranks under each implementation in turn; `backend._hvd` is the module."""
-    return pools(request.param, 2)
-
-
-@pytest.fixture
-def ours(pools):
-    """Two ranks under hvdtrain.hvd."""
-    return pools("hvd", 2)
-
-
-@pytest.fixture
-def ours3(pools):
-    """Three ranks under hvdtrain.hvd."""
-    return pools("hvd", 3)
-
-
 def test_gradients_add_up_locally_and_are_averaged_over_ranks(two):
     def work(backend):
         hvd = backend._hvd
