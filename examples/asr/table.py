@@ -207,6 +207,8 @@ def report(bench: Bench, results: dict[Row, list[Result]], seeds: list[int]) -> 
         "each": figures,
         "cers": "\n".join(f"- {line}." for line in said),
         "bound_ms": f"{(two[0].bytes_per_step or 0) * 8 / bench.bits_per_s * 1e3:.0f}",
+        "per_step": f"{two[0].num_utterances * two[0].epochs / two[0].steps:.0f}",
+        "naive": f"{results[ROWS[-2]][0].utterances_per_s / base:.2f}",
         "step_ms": f"{statistics.mean(result.step_s for result in two) * 1e3:.0f}",
     }
     text = (HERE / "results_template.md").read_text()

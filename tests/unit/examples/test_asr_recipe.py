@@ -434,7 +434,8 @@ def test_table_from_results_by_hand(data, tmp_path):
     assert "| 1 | none | ddp | 8 |  |  | 20.0, 20.0 | 80.0 | 1.00 | 0 | 5.00%, 7.00% | 6.00%, 8.00% |" in text
     assert "| 2 | 1 Gbit/s | ddp | 4 | on | fp16 | 10.7, 10.7 | 150.0 | 1.88 | 3.50 | 6.00%, 6.00% |" in text
     assert "| 2 | 1 Gbit/s | ddp | 4 | off | none | 40.0 | 40.0 | 0.50 | 7.00 | not trained | not trained |" in text
-    assert "1.88 times as fast as one (seed by seed: 1.88, 1.88)" in text
+    assert "train 0.50 times as fast as one" in text
+    assert "train 1.88 times as fast (seed by seed: 1.88, 1.88)" in text
     assert "dev: means 6.00% and 6.00%, apart by 0.00%; one host's seeds spread over 2.00%" in text
     # 10.7 s an epoch of 40 steps; 3.5 MB at 1 Gbit/s.
     assert "A step takes 267" in text
