@@ -30,6 +30,7 @@ from hvdtrain.launch import (
     current,
     detect,
     export_interface,
+    keep_freed_memory,
     open_rendezvous,
     set_threads,
 )
@@ -113,6 +114,8 @@ class Backend(abc.ABC):
         self._device = choose_device(self.options.device, rendezvous, transport=self.options.transport)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+        else:
+            keep_freed_memory()
         with self._guard.operation(f"connecting {self.name}"):
             self._connect()
         self._connected = True

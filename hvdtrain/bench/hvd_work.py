@@ -61,7 +61,8 @@ class Training:
 
         def step() -> None:
             optimizer.zero_grad()
-            functional.cross_entropy(model(self.inputs), self.labels).backward()
+            loss: Any = functional.cross_entropy(model(self.inputs), self.labels)
+            loss.backward()
             optimizer.step()
 
         return step

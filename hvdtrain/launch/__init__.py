@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.launch.detect import Detected, ManualFlags, Meeting, detect
+from hvdtrain.launch.memory import keep_freed_memory
 from hvdtrain.launch.network import check_interface, export_interface, free_port
 from hvdtrain.launch.threads import choose_threads, set_threads
 from hvdtrain.launch.world import World
@@ -38,6 +39,7 @@ __all__ = [
     "detect",
     "export_interface",
     "free_port",
+    "keep_freed_memory",
     "open_rendezvous",
     "set_threads",
 ]

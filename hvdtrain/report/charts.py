@@ -25,7 +25,8 @@ _INK, _MUTED, _LINE = "#010203", "#040506", "#070809"
 _VARIABLES = {_INK: "ink", _MUTED: "muted", _LINE: "line"}
 _DASHES = ("-", "--", ":", "-.")
 _MAX_POINTS = 400
-_SETTINGS: dict[str, Any] = {
+# Any: matplotlib's stubs list the names that it knows.
+_SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "hvdtrain",
     "font.family": "sans-serif",
