@@ -85,9 +85,7 @@ def _read_folder(folder: Path) -> tuple[list[Run], list[Result]]:
 def _read_run(folder: Path) -> Run:
     summary_path = folder / "summary.json"
     summary = _read_json(summary_path) if summary_path.is_file() else None
-    steps: list[dict[str, Any]] = []
-    evals: list[dict[str, Any]] = []
-    num_unreadable = 0
+    steps, evals, num_unreadable = [], [], 0
     for line in (folder / _METRICS).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             document = json.loads(line)
