@@ -16,7 +16,7 @@ from hvdtrain.report.sources import Result, Run, read_sources
 from hvdtrain.report.style import STYLE
 
 # Results come in this order.
-_KINDS = ("network", "scaling", "parity")
+_KINDS = ("network", "scaling", "collectives", "parity")
 
 
 def write_report(paths: Sequence[Path], output: Path | None = None) -> Path:

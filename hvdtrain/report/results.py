@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hvdtrain.report.charts import INK, MUTED, Chart, bars, colour
@@ -11,9 +12,8 @@ from hvdtrain.report.sources import Result
 
 def result_section(result: Result) -> Markup:
     """One result file as a section of its own."""
-    made = {"network": _network, "scaling": _scaling, "parity": _parity}[result.kind](result.document)
-    title = {"network": "Training over a network", "scaling": "Scaling", "parity": "Parity"}[result.kind]
-    return section(title, join([made, note(f"From `{result.path}`.")]))
+    title, draw = _KINDS[result.kind]
+    return section(title, join([draw(result.document), note(f"From `{result.path}`.")]))
 
 
 def _network(document: dict[str, Any]) -> Markup:
@@ -101,6 +101,29 @@ def _scaling(document: dict[str, Any]) -> Markup:
     return join([cards(pictures), markdown(f"{conditions(document)}\n\n{table(document)}")])
 
 
+def _collectives(document: dict[str, Any]) -> Markup:
+    from hvdtrain.bench.collectives.table import document as as_markdown
+
+    largest = max(row["bytes"] for row in document["rows"])
+    rows = [row for row in document["rows"] if row["bytes"] == largest]
+    counts = sorted({row["ranks"] for row in rows})
+    time, sent = Chart(x_label="ranks", y_label="milliseconds"), Chart(x_label="ranks", y_label="MB")
+    for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
+        own = sorted((row for row in rows if row["way"] == way), key=lambda row: int(row["ranks"]))
+        ranks = [row["ranks"] for row in own]
+        time.line(ranks, [row["ms"] for row in own], number, label=way)
+        sent.line(ranks, [max(row["sent_bytes"]) / 1e6 for row in own], number, label=way)
+    pictures = []
+    for chart, what in ((time, "Time of an all-reduce"), (sent, "Sent by the busiest host")):
+        chart.axes.set_xticks(counts, [str(count) for count in counts])
+        chart.axes.set_ylim(bottom=0)
+        chart.axes.legend(fontsize=8, frameon=False)
+        title = f"{what} of {largest / 1e6:g} MB"
+        pictures.append(card(title, chart.markup(f"{title} against the number of ranks")))
+    text = as_markdown(document).partition("\n\n")[2]
+    return join([cards(pictures), markdown(text)])
+
+
 def _parity(document: dict[str, Any]) -> Markup:
     # Late: it imports torch.
     from hvdtrain.parity.certificate import comparison_table
@@ -123,3 +146,11 @@ def _parity(document: dict[str, Any]) -> Markup:
     picture = cards([card("Loss of each run", chart.markup("The loss of each run against the step"))])
     head = Markup(f"{verdict}{escape(what)}</p>{listed}")
     return join([head, markdown(comparison_table(document)), picture])
+
+
+_KINDS: dict[str, tuple[str, Callable[[dict[str, Any]], Markup]]] = {
+    "network": ("Training over a network", _network),
+    "scaling": ("Scaling", _scaling),
+    "collectives": ("All-reduce by parameter server, by ring, and by the backends", _collectives),
+    "parity": ("Parity", _parity),
+}

@@ -10,11 +10,12 @@ from typing import Any
 
 from hvdtrain.errors import UserError
 
-# name of the file: (kind, keys by which such a document is known)
-_RESULTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "network.json": ("network", ("one_host", "rows", "traces")),
-    "scaling.json": ("scaling", ("rows", "rounds", "sharing")),
-    "certificate.json": ("parity", ("comparisons", "passed", "runs")),
+# name of the file: (kind, the key of its list, a key of the list's items by which such a document is known)
+_RESULTS = {
+    "network.json": ("network", "rows", "wire_ms"),
+    "scaling.json": ("scaling", "rows", "efficiency"),
+    "collectives.json": ("collectives", "rows", "way"),
+    "certificate.json": ("parity", "comparisons", "tolerance"),
 }
 _METRICS = "metrics.jsonl"
 
@@ -40,7 +41,7 @@ class Run:
 
 @dataclasses.dataclass
 class Result:
-    """One JSON document of a benchmark. kind: network | scaling | parity."""
+    """One JSON document of a benchmark. kind: network | scaling | collectives | parity."""
 
     kind: str
     path: Path
@@ -85,7 +86,9 @@ def _read_folder(folder: Path) -> tuple[list[Run], list[Result]]:
 def _read_run(folder: Path) -> Run:
     summary_path = folder / "summary.json"
     summary = _read_json(summary_path) if summary_path.is_file() else None
-    steps, evals, num_unreadable = [], [], 0
+    steps: list[dict[str, Any]] = []
+    evals: list[dict[str, Any]] = []
+    num_unreadable = 0
     for line in (folder / _METRICS).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             document = json.loads(line)
@@ -102,12 +105,13 @@ def _read_run(folder: Path) -> Run:
 
 def _read_result(path: Path) -> Result:
     document = _read_json(path)
-    for kind, keys in _RESULTS.values():
-        if all(key in document for key in keys):
+    for kind, key, known_by in _RESULTS.values():
+        items = document.get(key)
+        if isinstance(items, list) and items and isinstance(items[0], dict) and known_by in items[0]:
             return Result(kind, path, document)
     raise UserError(
-        f"{path}: is not a result of `hvdtrain bench network`, `hvdtrain bench scaling` or `hvdtrain parity`; give the "
-        f"output folder of a run, or one of {', '.join(_RESULTS)}"
+        f"{path}: is not a result of `hvdtrain bench network`, `bench scaling`, `bench collectives` or `hvdtrain "
+        f"parity`, or has no rows; give the output folder of a run, or one of {', '.join(_RESULTS)}"
     )
 
 

@@ -227,6 +227,28 @@ def test_a_scaling_result_beside_a_run(tmp_path):
     assert text.index("Loss") < text.index("Scaling")
 
 
+def test_a_result_of_the_collectives(tmp_path):
+    rows = [
+        {
+            "way": way,
+            "ranks": ranks,
+            "bytes": 4_000_000,
+            "ms": 12.5,
+            "sent_bytes": [4_100_000] * ranks,
+            "received_bytes": [4_200_000] * ranks,
+            "expected_sent_bytes": [4_000_000] * ranks,
+            "ratio_sent": 1.025,
+        }
+        for ranks in (2, 3)
+        for way in ("server", "ring")
+    ]
+    result = {"machine": SCALING["machine"], "sharing": None, "rounds": 5, "bits_per_s": None, "rows": rows}
+    (tmp_path / "collectives.json").write_text(json.dumps(result))
+    text = text_of(write_report([tmp_path]).read_text())
+    assert "3 ring 12.5 4.10 4.20 4.10 1.025" in text
+    assert "Sent by the busiest host of 4 MB" in text
+
+
 PARITY = {
     "passed": False,
     "job": {"file": "job.yaml", "task": "m:T", "steps": 2, "ranks": 2, "seed": 1, "precision": "fp32"},
@@ -262,6 +284,7 @@ def test_what_cannot_be_shown_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "ended").mkdir()
     (tmp_path / "ended" / "summary.json").write_text("{}")
     (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "none.json").write_text('{"rows": [], "rounds": 5}')
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "network.json").write_text('{"rows": [')
     cases = {
@@ -271,6 +294,7 @@ def test_what_cannot_be_shown_is_an_error(tmp_path, monkeypatch):
         "started": r"started/metrics\.jsonl: is empty: no step was logged yet",
         "ended": r"ended: a run without metrics\.jsonl",
         "other.json": r"other\.json: is not a result of `hvdtrain bench network`",
+        "none.json": r"none\.json: .*, or has no rows",
         "torn": r"torn/network\.json: is not JSON .*; was it cut short\?",
     }
     for name, message in cases.items():
