@@ -141,15 +141,13 @@ def thinned(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[f
     )
 
 
-def bars(
-    labels: Sequence[str], values: Sequence[float], numbers: Sequence[int], *, x_label: str, form: str = ",.0f"
-) -> Chart:
+def bars(labels: Sequence[str], values: Sequence[float], numbers: Sequence[int], *, form: str = ",.0f") -> Chart:
     """Horizontal bars, the first on top, each with its value at its end.
 
     Args:
         numbers: of the series, for the colours.
     """
-    chart = Chart(height=0.62 + 0.27 * len(labels), x_label=x_label)
+    chart = Chart(height=0.4 + 0.27 * len(labels))
     places = list(range(len(labels)))
     chart.axes.grid(visible=False)
     chart.axes.spines[["left", "bottom"]].set_visible(False)

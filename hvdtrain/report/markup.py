@@ -47,7 +47,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Markup]]) -> Markup:
     numeric = [bool(rows) and all(_is_number(row[column]) for row in rows) for column in range(len(head))]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        made = [f"<{tag}{' class=n' if numeric[i] else ''}>{cell}</{tag}>" for i, cell in enumerate(cells)]
+        made = [f"<{tag}{_class(cell, numeric[i])}>{cell}</{tag}>" for i, cell in enumerate(cells)]
         return f"<tr>{''.join(made)}</tr>"
 
     body = "".join(line(row, "td") for row in rows)
@@ -75,6 +75,13 @@ def markdown(text: str) -> Markup:
 def _inline(text: str) -> Markup:
     marked = re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(text))
     return Markup(re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", marked))
+
+
+def _class(cell: str, is_numeric: bool) -> str:
+    if is_numeric:
+        return " class=n"
+    # May be broken into lines.
+    return " class=long" if len(re.sub(r"<[^>]*>", "", cell)) > 32 else ""
 
 
 def _is_number(cell: str) -> bool:

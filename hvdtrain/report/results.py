@@ -28,12 +28,11 @@ def _network(document: dict[str, Any]) -> Markup:
             [_variant(row) for row in rows],
             [row["step_ms"] for row in rows],
             [backends.index(row["backend"]) for row in rows],
-            x_label="milliseconds per step; the mark is the wire's bound",
         )
         for place, row in enumerate(rows):
             chart.axes.plot([row["wire_ms"]] * 2, [place - 0.42, place + 0.42], color=INK, linewidth=1.6)
-        title = f"{format_rate(rate)}, accumulate {accumulate}"
-        pictures.append(card(title, chart.markup(f"Milliseconds per step at {title}")))
+        title = f"Milliseconds per step, {format_rate(rate)}, accumulate {accumulate}"
+        pictures.append(card(title, chart.markup(title), "The marks are the wire's bound."))
     pictures += _traces(document)
     text = "\n\n".join([conditions(document), tables(document), cuts_table(document)])
     return join([cards(pictures), markdown(text), note(legend(document))])
@@ -45,29 +44,25 @@ def _variant(row: dict[str, Any]) -> str:
 
 
 def _traces(document: dict[str, Any]) -> list[Markup]:
-    """What one host's interface sends over time, no_sync off and on in one picture per backend and link."""
+    """What one host's interface sends over time, for each backend and link, no_sync off beside on."""
     from hvdtrain.bench.hosts import format_rate
     from hvdtrain.bench.network.plots import rate_over_time
 
     made = []
-    traces = document["traces"]
+    traces = [trace for trace in document["traces"] if len(trace["at_s"]) > 2]
     for backend, rate in dict.fromkeys((trace["backend"], trace["bits_per_s"]) for trace in traces):
-        chart = Chart(x_label="seconds", y_label="Gbit/s sent")
-        chart.axes.axhline(rate / 1e9, color=MUTED, linestyle="--", linewidth=1)
-        shortest = None
-        for trace in traces:
-            if (trace["backend"], trace["bits_per_s"]) != (backend, rate) or len(trace["at_s"]) < 3:
-                continue
+        own = [trace for trace in traces if (trace["backend"], trace["bits_per_s"]) == (backend, rate)]
+        shortest = min(trace["at_s"][-1] for trace in own)
+        for trace in sorted(own, key=lambda trace: bool(trace["no_sync"])):
+            chart = Chart(x_label="seconds", y_label="Gbit/s sent")
+            chart.axes.axhline(rate / 1e9, color=MUTED, linestyle="--", linewidth=1)
             at_s, gbit = rate_over_time(trace["at_s"], trace["sent_bytes"])
-            number = 1 if trace["no_sync"] else 0
-            chart.axes.fill_between(at_s, gbit, color=colour(number), alpha=0.25, linewidth=0)
-            chart.line(at_s, gbit, number, label=f"no_sync {'on' if trace['no_sync'] else 'off'}", linewidth=1.1)
-            shortest = min(at_s[-1], shortest or at_s[-1])
-        chart.axes.set_ylim(bottom=0)
-        chart.axes.set_xlim(0, shortest)
-        chart.axes.legend(fontsize=8, frameon=False, loc="upper right")
-        title = f"{backend} at {format_rate(rate)}: what one host sends"
-        made.append(card(title, chart.markup(title)))
+            chart.axes.fill_between(at_s, gbit, color=colour(0), alpha=0.3, linewidth=0)
+            chart.line(at_s, gbit, 0, linewidth=1.1)
+            chart.axes.set_ylim(bottom=0)
+            chart.axes.set_xlim(0, shortest)
+            title = f"{backend} at {format_rate(rate)}, no_sync {'on' if trace['no_sync'] else 'off'}"
+            made.append(card(title, chart.markup(f"What one host sends over time: {title}")))
     return made
 
 

@@ -149,7 +149,6 @@ def throughput(runs: Sequence[Run]) -> Markup:
         [_short(run.name) for _, run, _ in known],
         [rate for _, _, rate in known],
         [number for number, _, _ in known],
-        x_label="",
     )
     fastest = max(rate for _, _, rate in known)
     rows = []

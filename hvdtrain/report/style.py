@@ -43,7 +43,7 @@ table { border-collapse: collapse; width: 100%; font-size: .875rem; }
 th, td { text-align: left; vertical-align: top; padding: 6px 12px; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; color: var(--muted); }
 td { white-space: nowrap; }
-td:last-child:not(.n) { white-space: normal; min-width: 14em; }
+.long { white-space: normal; min-width: 18em; }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
 tbody tr:last-child td { border-bottom: 0; }
 .legend { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 8px 0; font-size: .9rem; }
