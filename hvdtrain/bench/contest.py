@@ -79,8 +79,10 @@ class Job:
                 except TimeoutError:
                     self._check_alive(until)
                     continue
-                rank = _Rank(connection)
-                self._ranks[rank.number] = rank
+                # One that closes without a word has failed; its process will end.
+                with contextlib.suppress(OSError, ValueError):
+                    rank = _Rank(connection)
+                    self._ranks[rank.number] = rank
         self.hold()
 
     def turn(self, steps: int, untimed: int, limit_s: float) -> float:
