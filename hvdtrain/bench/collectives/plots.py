@@ -38,6 +38,9 @@ def draw(result: dict[str, Any], path: Path) -> Path:
     by_size.set_xlabel("MB")
     by_size.set_xscale("log")
     by_size.set_yscale("log")
+    sizes = sorted({row["bytes"] / 1e6 for row in rows})
+    by_size.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    by_size.minorticks_off()
     for axis in (by_ranks, by_size):
         axis.set_ylabel("milliseconds")
     handles, names = sent.get_legend_handles_labels()
