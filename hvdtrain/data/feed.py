@@ -126,8 +126,10 @@ class Feed:
 
     def items_in_step(self, group: Group, used: int) -> int:
         """How far a step moves the cursor: items of the dataset, over all ranks."""
-        # A microbatch of a finished item may hold any number of samples; the cursor counts items of a map dataset.
-        return group.num_samples if self.is_stream else self._plan(used).samples(0)
+        if self.is_stream or self._config.batch_size is not None:
+            return group.num_samples
+        # A finished microbatch is one item and may hold any number of samples; the cursor counts items.
+        return self._plan(used).samples(0)
 
     def end_epoch(self) -> None:
         """The next epoch starts from its beginning."""
