@@ -45,11 +45,16 @@ def test_the_limit_ends_all_of_them_even_those_that_ignore_it() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_to_us_ends_them(number: signal.Signals) -> None:
-    process = python(_SLEEP)
-    threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
-    start_s = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), stop_signals_raise():
-        wait_for_all([process], 30.0)
+    # A shell starts what it runs in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = python(_SLEEP)
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        start_s = time.monotonic()
+        with pytest.raises(KeyboardInterrupt), stop_signals_raise():
+            wait_for_all([process], 30.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start_s < 20
     assert process.returncode == -signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
