@@ -104,6 +104,7 @@ class Backend(abc.ABC):
             rendezvous.hosts[world.rank],
             stall_warning_s=self.options.stall_warning_s,
             stall_abort_s=self.options.stall_abort_s,
+            silent_limit_s=self.options.silent_limit_s,
             on_failure=self._report_failure,
             handle_signals=self.options.handle_signals,
         )

@@ -18,6 +18,7 @@ class ConnectOptions:
         start_timeout_s: how long to wait for the other ranks.
         stall_warning_s: a collective that waits longer is reported.
         stall_abort_s: a collective that waits longer ends the job.
+        silent_limit_s: a rank whose host stands still or is cut off, or that was stopped, for so long is lost.
         flags: ranks and addresses given by hand.
         keep_threads: leave torch's thread count as it is.
         timeline: let the library's own timeline be recorded on demand (`Backend.start_timeline`), where it has one.
@@ -30,6 +31,7 @@ class ConnectOptions:
     start_timeout_s: float = 300.0
     stall_warning_s: float = 60.0
     stall_abort_s: float = 600.0
+    silent_limit_s: float = 20.0
     flags: ManualFlags | None = None
     keep_threads: bool = False
     timeline: bool = False

@@ -1,11 +1,10 @@
-"""Contestants take turns in short blocks of steps, so that a machine whose speed drifts slows all of them alike."""
+"""Contestants take turns in short blocks of steps, so that a machine whose speed drifts slows all of them alike:
+what was measured, and the ratios within the rounds."""
 
 from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
-from collections.abc import Callable, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,27 +21,3 @@ class Blocks:
         """Median of the ratios within each round."""
         pairs = zip(self.ms_per_step[name], self.ms_per_step[base], strict=True)
         return statistics.median(mine / theirs for mine, theirs in pairs)
-
-
-def take_turns(
-    contestants: Mapping[str, Callable[[int], None]], *, rounds: int, steps: int, before: Callable[[], None]
-) -> Blocks:
-    """Let each contestant run `steps` steps in each round, in an order that rotates. Collective.
-
-    Args:
-        contestants: name -> function that runs a number of steps.
-        before: called before each block; a barrier, so that no rank starts late.
-    """
-    names = list(contestants)
-    for name in names:  # warm-up: buckets are rebuilt, caches filled
-        before()
-        contestants[name](max(3, steps // 2))
-    measured: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            before()
-            start_s = time.perf_counter()
-            contestants[name](steps)
-            measured[name].append((time.perf_counter() - start_s) * 1000 / steps)
-    return Blocks(measured)

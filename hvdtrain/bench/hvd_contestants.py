@@ -77,10 +77,10 @@ def commands(name: str, work: str, compression: str, places: Sequence[Place], fo
     """
     words = [work, "--compression", compression]
     if name == "ddp":
-        return _by_hand([sys.executable, str(_HERE / "hvd_ddp_script.py"), *words], places)
+        return by_hand([sys.executable, str(_HERE / "hvd_ddp_script.py"), *words], places)
     backend = "ddp" if name == "ours" else "horovod"
     script = [sys.executable, "-m", "hvdtrain", "exec", "--backend", backend, str(_HERE / "hvd_script.py"), *words]
-    return [_mpirun(script, places, folder)] if name == "mpi" else _by_hand(script, places)
+    return [_mpirun(script, places, folder)] if name == "mpi" else by_hand(script, places)
 
 
 def _environ(**more: str) -> dict[str, str]:
@@ -93,7 +93,8 @@ def _environ(**more: str) -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1", "HOROVOD_GLOO_TIMEOUT_SECONDS": "3600", **more}
 
 
-def _by_hand(argv: Sequence[str], places: Sequence[Place]) -> list[Command]:
+def by_hand(argv: Sequence[str], places: Sequence[Place]) -> list[Command]:
+    """One command per rank, as a person starts ranks by hand."""
     meeting = {"WORLD_SIZE": str(len(places)), "MASTER_ADDR": places[0].address, "MASTER_PORT": str(free_port())}
     started = []
     for rank, place in enumerate(places):

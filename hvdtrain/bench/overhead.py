@@ -1,86 +1,67 @@
 """`hvdtrain bench overhead`: what the trainer costs over a loop written by hand, per backend and model.
 
-Two ranks on this machine. In each round the trainer, the hand-written loop and the hand-written loop once more take the
-same number of steps; the last two against each other show the noise that the ratio has to be read with.
+Two ranks on this machine. The trainer, the loop by hand and the loop by hand once more are jobs of their own that take
+turns; the last two against each other show the noise that the ratio has to be read with.
 """
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from hvdtrain.bench.ranks import run_ranks
-from hvdtrain.launch.detect import ManualFlags
+from hvdtrain.bench.contest import Command, contest, note
+from hvdtrain.bench.hvd_contestants import Place, by_hand
+from hvdtrain.bench.machine import machine
 
-# Steps of one block, so that a block takes about half a second on a small machine.
-_STEPS = {"small": 100, "large": 6}
+# Steps of a turn, and before them some that are not timed. Turns are short and many: where Horovod's threads happen to
+# run on few cores stays the same within a turn, and makes its steps up to three times as long.
+_STEPS = {"small": (25, 5), "large": (4, 2)}
+_LIMIT_S = 120.0
 
 
 def measure(backends: Sequence[str], models: Sequence[str], rounds: int, num_ranks: int = 2) -> dict[str, Any]:
     """Run the benchmark. Starts its own ranks.
 
     Returns:
-        {"rounds", "ranks", "rows": [{"backend", "model", "trainer_ms", "raw_ms", "ratio", "ratio_noise"}]}: medians of
-        milliseconds per step; ratio: trainer / raw, ratio_noise: raw / raw, medians over the rounds.
+        {"rounds", "ranks", "machine", "rows": [{"backend", "model", "trainer_ms", "raw_ms", "ratio", "ratio_noise"}]}:
+        medians of milliseconds per step; ratio: trainer / raw, ratio_noise: raw / raw, medians over the rounds.
+
+    Raises:
+        TrainingFailed: a rank failed; the message has its last lines.
     """
     rows = []
     for backend in backends:
         for model in models:
-            print(f"bench overhead: {backend}, {model} model, {rounds} rounds ...", file=sys.stderr, flush=True)
-            arguments = {"backend": backend, "model": model, "rounds": rounds}
-            limit_s = 60 + rounds * 30.0
-            rows.append(run_ranks("hvdtrain.bench.overhead:rank", arguments, num_ranks=num_ranks, limit_s=limit_s))
-    return {"rounds": rounds, "ranks": num_ranks, "rows": rows}
+            note(f"bench overhead: {backend}, {model} model, {rounds} rounds ...")
+            steps, untimed = _STEPS[model]
+            blocks = contest(
+                {
+                    "trainer": _commands(f"trainer-{backend}", model, num_ranks),
+                    "raw": _commands(f"by-hand-{backend}", model, num_ranks),
+                    "raw-again": _commands(f"by-hand-{backend}", model, num_ranks),
+                },
+                num_ranks=num_ranks, rounds=rounds, steps=steps, untimed=untimed, limit_s=_LIMIT_S,
+            )  # fmt: skip
+            rows.append(
+                {
+                    "backend": backend,
+                    "model": model,
+                    "trainer_ms": blocks.median_ms("trainer"),
+                    "raw_ms": blocks.median_ms("raw"),
+                    "ratio": blocks.ratio("trainer", "raw"),
+                    "ratio_noise": blocks.ratio("raw-again", "raw"),
+                }
+            )
+    return {"rounds": rounds, "ranks": num_ranks, "machine": machine(), "rows": rows}
 
 
-def rank(flags: ManualFlags, backend: str, model: str, rounds: int) -> dict[str, Any]:
-    """One rank of it. Collective."""
-    import torch
-
-    import hvdtrain
-    from hvdtrain.bench.blocks import take_turns
-    from hvdtrain.bench.raw_loops import RAW_LOOPS
-    from hvdtrain.bench.workloads import MLPS, Mlp
-    from hvdtrain.config import Config
-    from hvdtrain.trainer.run import Job
-
-    widths, batch_size = MLPS[model]
-    options = {"widths": widths}
-    with tempfile.TemporaryDirectory() as output, hvdtrain.connect(backend, device="cpu", flags=flags) as connection:
-        config = Config(
-            task="hvdtrain.bench.workloads:Mlp",
-            task_options=options,
-            backend=backend,  # type: ignore[arg-type]
-            device="cpu",
-            epochs=None,
-            max_steps=10**9,
-            batch_size=batch_size,
-            optimizer={"name": "SGD", "lr": 0.01, "momentum": 0.9},  # type: ignore[arg-type]
-            checkpoint={"every_steps": None},  # type: ignore[arg-type]
-            output=output,
-        )
-        torch.manual_seed(1)
-        raw = RAW_LOOPS[backend](Mlp(widths), batch_size, connection)
-        with contextlib.ExitStack() as stack:
-            steps = Job(config, connection).prepare("none", stack).session.steps()
-
-            def trainer(count: int) -> None:
-                for _ in range(count):
-                    next(steps)
-
-            contestants = {"trainer": trainer, "raw": raw.run, "raw again": raw.run}
-            blocks = take_turns(contestants, rounds=rounds, steps=_STEPS[model], before=connection.barrier)
-        return {
-            "backend": backend,
-            "model": model,
-            "trainer_ms": blocks.median_ms("trainer"),
-            "raw_ms": blocks.median_ms("raw"),
-            "ratio": blocks.ratio("trainer", "raw"),
-            "ratio_noise": blocks.ratio("raw again", "raw"),
-        }
+def _commands(name: str, model: str, num_ranks: int) -> list[Command]:
+    argv = ["hvdtrain.bench.overhead_loops", name, model]
+    if name == "by-hand-horovod":
+        # Brings Horovod's ranks together and leaves the script to itself.
+        argv = ["hvdtrain", "exec", "--backend", "horovod", "-m", *argv]
+    return by_hand([sys.executable, "-m", *argv], [Place()] * num_ranks)
 
 
 def table(result: dict[str, Any]) -> str:

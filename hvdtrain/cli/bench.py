@@ -25,7 +25,7 @@ command.add_command(scaling)
 @click.option("--backend", "backends", multiple=True, type=click.Choice(["ddp", "horovod"]), help="Default: both.")
 @click.option("--model", "models", multiple=True, type=click.Choice(["small", "large"]), help="Default: both.")
 @click.option(
-    "--rounds", default=30, show_default=True, type=click.IntRange(min=1), help="Pairs to take the median of."
+    "--rounds", default=60, show_default=True, type=click.IntRange(min=1), help="Pairs to take the median of."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def overhead(backends: tuple[str, ...], models: tuple[str, ...], rounds: int, as_json: bool) -> None:

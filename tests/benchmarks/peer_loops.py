@@ -104,14 +104,12 @@ def raw_horovod(work: Work) -> None:
 def trainer(work: Work, backend: str) -> None:
     """hvdtrain's trainer, as `hvdtrain train` runs it."""
     import hvdtrain
-    from hvdtrain.backends import base
     from hvdtrain.config import Config
-    from hvdtrain.failure import Guard
     from hvdtrain.trainer.run import Job
 
-    # This rank is held most of the time, and would be taken for lost. Its signs of life cost what they always cost.
-    base.Guard = lambda *args, **options: Guard(*args, **{**options, "silent_limit_s": 3600.0})
-    with tempfile.TemporaryDirectory() as output, hvdtrain.connect(backend, device="cpu", transport="gloo") as made:
+    # This rank is held most of the time, and would be taken for lost.
+    connection = hvdtrain.connect(backend, device="cpu", transport="gloo", silent_limit_s=3600.0)
+    with tempfile.TemporaryDirectory() as output, connection as made:
         config = Config(
             task="hvdtrain.bench.workloads:Mlp",
             task_options={"widths": work.widths},
