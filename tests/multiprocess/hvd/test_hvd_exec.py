@@ -73,9 +73,11 @@ def test_alone_it_is_one_rank(script):
 
 
 @pytest.mark.skipif(not HAS_HOROVOD, reason="Horovod is not installed")
-def test_the_real_horovod_on_request(script):
-    done = run([*LAUNCHERS["horovodrun"], *EXEC, "--backend", "horovod"], script(PLACE))
+@pytest.mark.parametrize("launcher", ["horovodrun", "torchrun"])
+def test_the_real_horovod_on_request_under(launcher, script):
+    done = run([*LAUNCHERS[launcher], *EXEC, "--backend", "horovod"], script(PLACE))
     assert lines(done.stdout, "RANK") == [f"RANK {r} 2 {r} horovod.torch [2.0, 2.0, 2.0]" for r in range(2)]
+    assert done.returncode == 0, done.stderr
 
 
 def test_modules_and_horovods_variables(script, tmp_path):
