@@ -37,6 +37,7 @@ def rank(flags: ManualFlags, file: str, overrides: list[str], backend: str, outp
             for taken, _ in enumerate(stepping, 1):
                 if taken == steps:
                     break
+            prepared.session.flush()
             stepping.close()  # type: ignore[attr-defined]
             if prepared.session.stopped:
                 raise TrainingFailed("stopped on request before the steps to compare were done")

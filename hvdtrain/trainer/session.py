@@ -62,6 +62,10 @@ class Session:
         while not self.stopped and not self._is_over():
             yield from self._epoch()
 
+    def flush(self) -> None:
+        """Show and write what was logged of the steps until now. Collective; for whoever ends `steps` before its end."""
+        self._show.results(self._loop.flush())
+
     def _is_over(self) -> bool:
         config, position = self._config, self._position
         return (config.epochs is not None and position.epoch >= config.epochs) or (

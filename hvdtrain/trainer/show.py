@@ -133,8 +133,13 @@ class Show:
             logger.warning("step %d: %s; every rank skipped it", self._position.step, reason)
         if step.logged:
             self._note(step, source)
-        for result in step.results:
-            self._log(result)
+        self.results(step.results)
+
+    def results(self, results: list[LoggedStep]) -> None:
+        """Losses of logged steps have arrived."""
+        if self._is_root:
+            for result in results:
+                self._log(result)
 
     def _note(self, step: Step, source: GroupSource) -> None:
         """All that is logged of a step but its loss, which comes later."""

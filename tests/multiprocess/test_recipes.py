@@ -66,7 +66,7 @@ def test_message_passing_across_hosts():
             for node in range(2)
         ]
         texts = [rank.communicate(timeout=LIMIT_S)[0] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], texts
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(texts)
     assert "Rank 0 sent data to Rank 1" in texts[0]
     assert "Rank 1 has received data from rank 0" in texts[1]
     assert "2 ranks on 2 host(s)" in texts[0]

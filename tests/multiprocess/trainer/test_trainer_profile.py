@@ -75,8 +75,10 @@ def test_waiting_for_a_late_rank_is_communication_that_is_not_hidden(pool2, tmp_
 def test_communication_beside_backward_is_hidden(pool2, tmp_path):
     """The last layer's gradients travel while backward() has 20 ms to go."""
     found = profiled(pool2, tmp_path, task_options={"backward_s": 0.02}, bucket_mb=0.001)
-    assert found["communication"]["under_way_ms"] >= 20
-    assert found["communication"]["not_hidden_share"] < 0.5
+    communication = found["communication"]
+    assert communication["under_way_ms"] >= 20
+    # However long the rest takes on a busy machine.
+    assert communication["under_way_ms"] * (1 - communication["not_hidden_share"]) >= 15
     assert phase_ms(found)["backward"] >= 19
 
 
