@@ -63,7 +63,7 @@ class Session:
             yield from self._epoch()
 
     def flush(self) -> None:
-        """Show and write what was logged of the steps until now. Collective; for whoever ends `steps` before its end."""
+        """Show and write what was logged until now. Collective; for whoever ends `steps` before its end."""
         self._show.results(self._loop.flush())
 
     def _is_over(self) -> bool:

@@ -28,7 +28,10 @@ import torch
 import horovod.torch as hvd
 hvd.init()
 total = hvd.allreduce(torch.ones(3), op=hvd.Sum)
-print("RANK", hvd.rank(), hvd.size(), hvd.local_rank(), hvd.__name__, total.tolist(), *sys.argv[1:], flush=True)
+words = ["RANK", hvd.rank(), hvd.size(), hvd.local_rank(), hvd.__name__, total.tolist(), *sys.argv[1:]]
+# In one piece: the ranks share the pipe.
+sys.stdout.write(" ".join(map(str, words)) + "\\n")
+sys.stdout.flush()
 hvd.barrier()
 """
 
@@ -81,7 +84,9 @@ def test_the_real_horovod_on_request_under(launcher, script):
 
 
 def test_modules_and_horovods_variables(script, tmp_path):
-    script("import os, horovod.torch as h; h.init(); print('VAR', os.environ['HOROVOD_RANK'], h.rank(), __name__)")
+    # In one piece: the ranks share the pipe.
+    words = "' '.join(map(str, ['VAR', os.environ['HOROVOD_RANK'], h.rank(), __name__]))"
+    script(f"import os, sys, horovod.torch as h; h.init(); sys.stdout.write({words} + chr(10))")
     done = run(
         [*TORCHRUN, *EXEC, "-m", "train"], PYTHONPATH=f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     )
