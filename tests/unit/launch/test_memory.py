@@ -9,11 +9,10 @@ from hvdtrain.launch.memory import keep_freed_memory
 
 # 60 MB in three pieces, again and again: 14,650 pages of 4 KiB each time.
 WORK = """
-import resource, sys, torch
+import resource, torch
 from hvdtrain.launch.memory import keep_freed_memory
 torch.set_num_threads(1)
-if sys.argv[1] == "keep":
-    assert keep_freed_memory({})
+assert keep_freed_memory({})
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def fill():
@@ -26,14 +25,13 @@ print(faults() - before)
 """
 
 
-def faults_of_the_sixth_time(choice):
-    return int(subprocess.run([sys.executable, "-c", WORK, choice], capture_output=True, check=True, text=True).stdout)
+def faults_of_the_sixth_time():
+    return int(subprocess.run([sys.executable, "-c", WORK], capture_output=True, check=True, text=True).stdout)
 
 
 def test_a_later_allocation_finds_its_pages():
-    assert faults_of_the_sixth_time("keep") < 100
-    # What it is there for: glibc by itself gives them back. Should it learn better, the function can go.
-    assert faults_of_the_sixth_time("leave") > 5_000
+    # Without it the count is anything from 0 to all of them, by what happens to lie above.
+    assert faults_of_the_sixth_time() < 100
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
