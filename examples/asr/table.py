@@ -18,12 +18,10 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import click
 
-from hvdtrain.bench.host_names import NamedHost, write_table
 from hvdtrain.bench.hosts import NamespaceHosts, format_rate, namespace_hosts, parse_rate
 from hvdtrain.bench.machine import machine, machine_text
 from hvdtrain.bench.placed.processes import wait_for_all
@@ -154,16 +152,14 @@ class Bench:
 
     def _run_on(self, hosts: NamespaceHosts, line: list[str]) -> int:
         """Run it with a rank on every host; returns the bytes that the first one's link sent."""
-        with tempfile.NamedTemporaryFile(prefix="hvdtrain-hosts-") as names:
-            write_table(hosts, Path(names.name))
-            before = hosts[0].traffic()
-            lines = []
-            for rank, (host, cpu) in enumerate(zip(hosts, self.cpus, strict=False)):
-                meeting = ["--init-method", f"tcp://{hosts[0].address}:{PORT}", "--world-size", str(len(hosts))]
-                pinned = ["taskset", "-c", str(cpu), *line, *meeting, "--rank", str(rank)]
-                lines.append(NamedHost(host, Path(names.name)).command(pinned))
-            self._run(lines)
-            return (hosts[0].traffic() - before).sent_bytes
+        before = hosts[0].traffic()
+        lines = []
+        for rank, (host, cpu) in enumerate(zip(hosts, self.cpus, strict=False)):
+            meeting = ["--init-method", f"tcp://{hosts[0].address}:{PORT}", "--world-size", str(len(hosts))]
+            pinned = ["taskset", "-c", str(cpu), *line, *meeting, "--rank", str(rank)]
+            lines.append(host.command(pinned))
+        self._run(lines)
+        return (hosts[0].traffic() - before).sent_bytes
 
     def _run(self, lines: list[list[str]]) -> None:
         environment = {"TORCH_CPP_LOG_LEVEL": "ERROR", **os.environ, "OMP_NUM_THREADS": "1"}

@@ -14,7 +14,6 @@ from typing import Any
 
 from hvdtrain.bench.blocks import Blocks
 from hvdtrain.bench.contest import contest, note
-from hvdtrain.bench.host_names import NamedHost, write_table
 from hvdtrain.bench.hosts import namespace_hosts
 from hvdtrain.bench.hvd_contestants import CONTESTANTS, Place, commands, missing
 
@@ -78,7 +77,7 @@ def measure(
     rows = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hvdtrain-bench-")))
-        places = stack.enter_context(_places(separate_hosts, folder))
+        places = stack.enter_context(_places(separate_hosts))
         for work in works:
             for compression in compressions if work in TRAININGS else ("none",):
                 note(f"bench hvd: {_TITLES[work]}, compression {compression}, {rounds} rounds ...")
@@ -97,14 +96,12 @@ def measure(
 
 
 @contextlib.contextmanager
-def _places(separate_hosts: bool, folder: Path) -> Iterator[list[Place]]:
+def _places(separate_hosts: bool) -> Iterator[list[Place]]:
     if not separate_hosts:
         yield [Place(), Place()]
         return
     with namespace_hosts(2, GBIT_PER_S * 1e9) as hosts:
-        table = folder / "hosts"
-        write_table(hosts, table)
-        yield [Place(NamedHost(host, table).command, host.address, host.interface) for host in hosts]
+        yield [Place(host.command, host.address, host.interface) for host in hosts]
 
 
 def _row(work: str, compression: str, blocks: Blocks, num_hosts: int) -> dict[str, Any]:
