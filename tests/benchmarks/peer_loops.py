@@ -9,11 +9,9 @@ MASTER_PORT.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from hvdtrain.bench import overhead_loops
 from hvdtrain.bench.turns import turns
 from hvdtrain.bench.workloads import MLPS, Mlp, as_is
 
@@ -53,11 +52,6 @@ class Work:
             self.task.train_dataset(), self.batch_size, shuffle=shuffle, sampler=sampler, collate_fn=as_is
         )
 
-    def sharded_loader(self, rank: int, size: int) -> tuple[DataLoader[Any], DistributedSampler[Any]]:
-        """Over this rank's part."""
-        sampler: DistributedSampler[Any] = DistributedSampler(self.task.train_dataset(), size, rank)
-        return self.loader(sampler), sampler
-
 
 def forever(loader: Any, set_epoch: Callable[[int], None]) -> Iterator[Any]:
     """Batch after batch, epoch after epoch."""
@@ -66,66 +60,6 @@ def forever(loader: Any, set_epoch: Callable[[int], None]) -> Iterator[Any]:
         set_epoch(epoch)
         yield from loader
         epoch += 1
-
-
-def raw_ddp(work: Work) -> None:
-    """torch's tutorial of DistributedDataParallel."""
-    dist.init_process_group("gloo")
-    model, _ = work.model_and_optimizer()
-    ddp = DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
-    loader, sampler = work.sharded_loader(RANK, SIZE)
-    batches = forever(loader, sampler.set_epoch)
-    for _ in turns(RANK):
-        batch = next(batches)
-        optimizer.zero_grad()
-        work.task.loss(ddp, batch).backward()
-        optimizer.step()
-
-
-def raw_horovod(work: Work) -> None:
-    """Horovod's introduction for PyTorch."""
-    import horovod.torch as hvd
-
-    hvd.init()
-    model, optimizer = work.model_and_optimizer()
-    loader, sampler = work.sharded_loader(hvd.rank(), hvd.size())
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    batches = forever(loader, sampler.set_epoch)
-    for _ in turns(hvd.rank()):
-        batch = next(batches)
-        optimizer.zero_grad()
-        work.task.loss(model, batch).backward()
-        optimizer.step()
-
-
-def trainer(work: Work, backend: str) -> None:
-    """hvdtrain's trainer, as `hvdtrain train` runs it."""
-    import hvdtrain
-    from hvdtrain.config import Config
-    from hvdtrain.trainer.run import Job
-
-    # This rank is held most of the time, and would be taken for lost.
-    connection = hvdtrain.connect(backend, device="cpu", transport="gloo", silent_limit_s=3600.0)
-    with tempfile.TemporaryDirectory() as output, connection as made:
-        config = Config(
-            task="hvdtrain.bench.workloads:Mlp",
-            task_options={"widths": work.widths},
-            backend=backend,
-            device="cpu",
-            epochs=None,
-            max_steps=10**9,
-            batch_size=work.batch_size,
-            optimizer={"name": "SGD", "lr": 0.01, "momentum": 0.9},
-            checkpoint={"every_steps": None},
-            output=output,
-        )
-        with contextlib.ExitStack() as stack:
-            steps = Job(config, made).prepare("none", stack).session.steps()
-            for _ in turns(made.world.rank):
-                next(steps)
 
 
 def accelerate(work: Work) -> None:
@@ -207,15 +141,19 @@ def ignite(work: Work) -> None:
 
 # name: (what it is, base of its ratio, loop)
 CONTESTANTS: dict[str, tuple[str, str | None, Callable[[Work], None]]] = {
-    "raw-ddp": ("DDP by hand", None, raw_ddp),
-    "raw-ddp-again": ("DDP by hand, again", "raw-ddp", raw_ddp),
-    "hvdtrain-ddp": ("hvdtrain, ddp", "raw-ddp", lambda work: trainer(work, "ddp")),
+    "raw-ddp": ("DDP by hand", None, lambda work: overhead_loops.ddp_by_hand(work.name)),
+    "raw-ddp-again": ("DDP by hand, again", "raw-ddp", lambda work: overhead_loops.ddp_by_hand(work.name)),
+    "hvdtrain-ddp": ("hvdtrain, ddp", "raw-ddp", lambda work: overhead_loops.trainer("ddp", work.name)),
     "accelerate": ("Accelerate", "raw-ddp", accelerate),
     "fabric": ("Lightning Fabric", "raw-ddp", fabric),
     "ignite": ("Ignite", "raw-ddp", ignite),
-    "raw-horovod": ("Horovod by hand", None, raw_horovod),
-    "raw-horovod-again": ("Horovod by hand, again", "raw-horovod", raw_horovod),
-    "hvdtrain-horovod": ("hvdtrain, horovod", "raw-horovod", lambda work: trainer(work, "horovod")),
+    "raw-horovod": ("Horovod by hand", None, lambda work: overhead_loops.horovod_by_hand(work.name)),
+    "raw-horovod-again": (
+        "Horovod by hand, again",
+        "raw-horovod",
+        lambda work: overhead_loops.horovod_by_hand(work.name),
+    ),
+    "hvdtrain-horovod": ("hvdtrain, horovod", "raw-horovod", lambda work: overhead_loops.trainer("horovod", work.name)),
 }
 
 
