@@ -30,6 +30,7 @@ from hvdtrain.launch import (
     current,
     detect,
     export_interface,
+    exported,
     keep_freed_memory,
     open_rendezvous,
     set_threads,
@@ -67,6 +68,7 @@ class Backend(abc.ABC):
         self._guard: Guard | None = None
         self._device = torch.device("cpu")
         self._connected = False
+        self._environ_before: dict[str, str] | None = None
         self._replicas: list[Replica] = []
         # Replicas that were ever made: Horovod matches gradients by name, and two models may use the same names.
         self._num_wrapped = 0
@@ -86,8 +88,9 @@ class Backend(abc.ABC):
         """
         if self._state != "new":
             raise ContractError(f"start() on a backend that is already {self._state}; make a new one")
-        self._rendezvous = self._meet(detect(os.environ, self.options.flags))
+        self._environ_before = exported.now(os.environ)
         try:
+            self._rendezvous = self._meet(detect(os.environ, self.options.flags))
             self._start(self._rendezvous)
         except BaseException as error:
             self._fail(error)
@@ -132,8 +135,6 @@ class Backend(abc.ABC):
         if self._state == "started" and not failed:
             with self.guard.operation("leaving"):
                 self._agree(signature.encode("close"), self.world_group)
-        if self._state == "started":
-            current.forget(os.environ)
         self._state = "closed"
         while self._replicas:
             self._replicas.pop().close()
@@ -141,6 +142,9 @@ class Backend(abc.ABC):
             self._connected = False
             # Where nobody else is waited for, a failure is no reason to leave things behind in this process.
             self._disconnect(failed and self.world.size > 1)
+        if self._environ_before is not None:
+            exported.give_back(self._environ_before, os.environ)
+            self._environ_before = None
         # Last: until here a broken connection is explained by whoever broke it.
         if self._guard is not None:
             self._guard.finish()

@@ -65,7 +65,6 @@ class HorovodBackend(Backend):
         self._server: Any = None
         self._met_over_mpi = False
         self._shared_cores: SharedCores | None = None
-        self._environ_before: dict[str, str] = {}
 
     @property
     def transport(self) -> str:
@@ -88,7 +87,6 @@ class HorovodBackend(Backend):
             told: bytes = self._hvd.broadcast_object(payload, root_rank=0, name="hvdtrain.rendezvous")
             return told
 
-        self._environ_before = _horovod_variables()
         over_mpi = self._is_real and horovod_launch.connects_over_mpi(
             detected.launcher, self._hvd, self.options.transport
         )
@@ -167,10 +165,6 @@ class HorovodBackend(Backend):
         if self._server is not None:
             self._server.stop()
             self._server = None
-        # What was set for this connection must not answer for the next one.
-        for name in _horovod_variables():
-            del os.environ[name]
-        os.environ.update(self._environ_before)
 
     def _library_place(self) -> tuple[int, int]:
         return self._hvd.rank(), self._hvd.size()
@@ -238,10 +232,6 @@ class HorovodBackend(Backend):
                 f"Use compression: fp16, or backend: ddp"
             )
         return super()._no_compression(compression)
-
-
-def _horovod_variables() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
 
 
 class HorovodReplica(Replica):

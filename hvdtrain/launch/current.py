@@ -9,25 +9,20 @@ from hvdtrain.launch.detect import detect
 from hvdtrain.launch.world import World
 
 # In the environment, so that data-loader workers know it however they are started (fork, spawn, forkserver).
-_VARIABLE = "HVDTRAIN_WORLD"
+PLACE_VARIABLE = "HVDTRAIN_WORLD"
 
 
 def remember(world: World, environ: MutableMapping[str, str]) -> None:
-    """Note the complete place once the ranks have met."""
-    environ[_VARIABLE] = json.dumps(
+    """Note the complete place once the ranks have met; `exported.give_back` forgets it."""
+    environ[PLACE_VARIABLE] = json.dumps(
         [world.rank, world.size, world.local_rank, world.local_size, world.node_rank, world.num_nodes]
     )
 
 
-def forget(environ: MutableMapping[str, str]) -> None:
-    """The connection is closed."""
-    environ.pop(_VARIABLE, None)
-
-
 def world(environ: Mapping[str, str]) -> World:
     """The remembered place, or what the launcher's variables tell."""
-    if _VARIABLE in environ:
-        return World(*json.loads(environ[_VARIABLE]))
+    if PLACE_VARIABLE in environ:
+        return World(*json.loads(environ[PLACE_VARIABLE]))
     detected = detect(environ)
     if detected.world is not None:
         return detected.world

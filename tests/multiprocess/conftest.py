@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,6 +50,14 @@ def _close_pools() -> None:
         pool.start_closing()
     for pool in pools:
         pool.close()
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays() -> Iterator[None]:
+    """What a test leaves in the environment is told to every job that later tests start."""
+    before = {**os.environ, "PYTEST_CURRENT_TEST": ""}
+    yield
+    assert {**os.environ, "PYTEST_CURRENT_TEST": ""} == before
 
 
 @pytest.fixture(scope="session")

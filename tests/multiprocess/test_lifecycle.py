@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,18 @@ def test_an_error_inside_leaves_the_process_ready_for_another_try(name: str) -> 
         assert caught.value.__cause__ is None
     with connect(name) as backend:
         assert backend.all_reduce(torch.tensor(3)).item() == 3
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_closed_connection_leaves_the_environment_as_it_was(name: str) -> None:
+    """A loopback interface left over from a connection of one rank would be the next job's, whose ranks are far."""
+    before = dict(os.environ)
+    with hvdtrain.connect(name, device="cpu"):
+        assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert dict(os.environ) == before
+    with pytest.raises(LaunchError), hvdtrain.connect(name, device="cpu", transport="nccl"):
+        pytest.fail("connected")
+    assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("name", BACKENDS)

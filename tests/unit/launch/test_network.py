@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from hvdtrain.errors import LaunchError
-from hvdtrain.launch import network
+from hvdtrain.launch import exported, network
 
 
 def test_loopback_is_found_and_reached_through_itself() -> None:
@@ -55,3 +55,12 @@ def test_free_port_can_be_used() -> None:
         assert listener.getsockname()[1] == port
         with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
             assert connection.getpeername()[1] == port
+
+
+def test_what_a_connection_exports_is_given_back() -> None:
+    environ = {"NCCL_SOCKET_IFNAME": "ib0", "HOROVOD_RANK": "0", "HOME": "/root"}
+    before = exported.now(environ)
+    network.export_interface("lo", environ, override=True)
+    environ.update(HOROVOD_RANK="1", HOROVOD_TIMELINE="/tmp/t", OMP_NUM_THREADS="2", HVDTRAIN_WORLD="[]", USERS="own")
+    exported.give_back(before, environ)
+    assert environ == {"NCCL_SOCKET_IFNAME": "ib0", "HOROVOD_RANK": "0", "HOME": "/root", "USERS": "own"}
