@@ -8,10 +8,11 @@
 ARG BASE=debian:bookworm-slim
 
 FROM ${BASE} AS base
-# procps: `ps` on every host shows what a job left; iproute2: which interface reaches whom.
+# procps: `ps` on every host shows what a job left; iproute2: which interface reaches whom; espeak-ng: examples/asr makes
+# its corpus with it.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates iproute2 openssh-client openssh-server procps python3 \
+        ca-certificates espeak-ng iproute2 openssh-client openssh-server procps python3 \
     && rm -rf /var/lib/apt/lists/* /etc/ssh/ssh_host_*
 
 FROM base AS dependencies

@@ -151,11 +151,16 @@ def make(root: Path, *, num_train: int, num_held_out: int, seed: int = 1, jobs: 
     if (root / "wav").exists():
         raise UserError(f"{root}/wav is there already; choose another --data or remove it")
     lines = plan(num_train, num_held_out, seed)
+    # Moved into place at the end: a folder `wav` is a whole corpus, whatever interrupts this.
+    making = root / ".making"
+    shutil.rmtree(making, ignore_errors=True)
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(record, lines, [root] * len(lines)))
+        list(pool.map(record, lines, [making] * len(lines)))
     transcript = root / TRANSCRIPT
     transcript.parent.mkdir(parents=True, exist_ok=True)
     transcript.write_text("".join(f"{line.name} {line.text}\n" for line in lines), encoding="utf-8")
+    (making / "wav").rename(root / "wav")
+    making.rmdir()
     return lines
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Speech recognition from nothing to a character error rate: makes and prepares the corpus where there is none, trains,
-# decodes. On several machines, on each of them, with DATA on a shared folder or made on each (see examples/launch/start.sh
-# for launcher, num_nodes, node_rank, num_procs, master_addr):
+# decodes. On several machines, on each of them, with DATA on a shared folder, where machine 0 makes it, or made on each
+# beforehand (see examples/launch/start.sh for launcher, num_nodes, node_rank, num_procs, master_addr):
 #
 #     num_procs=2 bash examples/asr/run.sh [--data DIR] [--cmvn FILE] [--checkpoint FILE] [options of `hvdtrain train`]
 #     num_nodes=2 node_rank=0 master_addr=host1 bash examples/asr/run.sh --backend horovod
@@ -32,6 +32,19 @@ while (($# > 0)); do
     esac
 done
 
+if [[ ${node_rank:-0} != 0 ]]; then
+    # Two machines that make the same files in the same folder would disturb each other.
+    for ((waited = 0; ; waited++)); do
+        [[ ! -f $data/prepared/test.f16 ]] || break
+        if ((waited == 0)); then echo "== waiting for machine 0 to prepare $data"; fi
+        if ((waited >= 600)); then
+            echo "run.sh: error: no $data/prepared/test.f16 after 10 minutes. Where $data is this machine's own, run" \
+                "corpus.py and prepare.py on it first; else see what machine 0 says" >&2
+            exit 1
+        fi
+        sleep 1
+    done
+fi
 if [[ ! -d $data/wav ]]; then
     echo "== $data holds no corpus: making one with espeak-ng"
     "$python" "$here/corpus.py" --data "$data"

@@ -12,6 +12,7 @@
 #   master_addr    name or address of machine 0; needed with more than one machine
 #   master_port    a free port there (29500)
 #   hosts          for the launchers of machine 0: the machines with their ranks, host1:2,host2:2
+#   ssh_port       likewise: where their sshd listens; default: what ssh's own configuration says
 #   python         the interpreter (python3)
 set -euo pipefail
 
@@ -64,11 +65,12 @@ mpirun | horovodrun | hvdtrain)
         where=()
         if [[ -n ${master_addr:-} ]]; then where=(-x "MASTER_ADDR=$master_addr" -x "MASTER_PORT=$master_port"); fi
         ((num_nodes == 1)) || [[ -n ${master_addr:-} ]] || fail "num_nodes=$num_nodes needs master_addr, the name of machine 0"
+        if [[ -n ${ssh_port:-} ]]; then where+=(-mca plm_rsh_args "-p $ssh_port"); fi
         exec mpirun -np "$size" -H "$hosts" "${where[@]}" -x PATH -x OMP_NUM_THREADS \
             -bind-to none -map-by slot -mca pml ob1 -mca btl ^openib "$python" "$@"
         ;;
-    horovodrun) exec horovodrun -np "$size" -H "$hosts" "$python" "$@" ;;
-    hvdtrain) exec hvdtrain launch -np "$size" -H "$hosts" "$python" "$@" ;;
+    horovodrun) exec horovodrun -np "$size" -H "$hosts" ${ssh_port:+-p "$ssh_port"} "$python" "$@" ;;
+    hvdtrain) exec hvdtrain launch -np "$size" -H "$hosts" ${ssh_port:+-p "$ssh_port"} "$python" "$@" ;;
     esac
     ;;
 *) fail "launcher=$launcher is none of torchrun, launch, mpirun, horovodrun, hvdtrain" ;;

@@ -27,6 +27,7 @@ from hvdtrain.launch import (
     Rendezvous,
     World,
     choose_device,
+    cores,
     current,
     detect,
     export_interface,
@@ -143,6 +144,7 @@ class Backend(abc.ABC):
             # Where nobody else is waited for, a failure is no reason to leave things behind in this process.
             self._disconnect(failed and self.world.size > 1)
         if self._environ_before is not None:
+            cores.roam_again(os.environ)
             exported.give_back(self._environ_before, os.environ)
             self._environ_before = None
         # Last: until here a broken connection is explained by whoever broke it.
@@ -234,10 +236,12 @@ class Backend(abc.ABC):
         """Make a group of some of the ranks. Collective over *all* ranks, with the same `ranks` everywhere.
 
         Raises:
-            ContractError: a rank out of range or given twice, or an empty list.
+            ContractError: a rank out of range or given twice, or an empty list; connected with `groups=False`.
             CollectiveError: the ranks passed different lists.
         """
         self._require_started("group")
+        if not self.options.groups:
+            raise ContractError("group(): this connection was opened with groups=False; connect with groups=True")
         # Compared before anything is refused: then all ranks refuse together.
         lists = self.all_gather_object([int(rank) for rank in ranks])
         if any(sorted(other) != sorted(lists[0]) for other in lists):

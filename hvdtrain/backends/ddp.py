@@ -184,7 +184,7 @@ class DdpReplica(Replica):
             with self._ddp.no_sync():
                 yield
             return
-        self._entry.was_called = False
+        self._entry.expect_call()
         yield
         if not self._entry.was_called:
             # Nothing would be reduced, and nobody would say so.

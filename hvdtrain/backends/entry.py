@@ -16,17 +16,23 @@ class Entry(nn.Module):
     That 0 reaches every parameter, so backward() through DDP joins every reduction with zero gradients, and neither
     buffers nor hooks of the model are touched. Attributes that it lacks are looked up in the model, so that
     `model.module.encoder` works as with plain DDP.
-
-    Attributes:
-        was_called: whether a forward pass came through since somebody set it to False.
     """
 
     def __init__(self, model: nn.Module, sparse: list[nn.Parameter]) -> None:
         super().__init__()
         self.model = model
-        self.was_called = False
+        # In a list: nn.Module looks closely at every value that is set as an attribute, which takes microseconds.
+        self._was_called = [False]
         self._sparse = {id(p) for p in sparse}
         self._skip = False
+
+    def expect_call(self) -> None:
+        """From now on `was_called` tells whether a forward pass came through."""
+        self._was_called[0] = False
+
+    @property
+    def was_called(self) -> bool:
+        return self._was_called[0]
 
     @contextlib.contextmanager
     def without_model(self) -> Iterator[None]:
@@ -38,7 +44,7 @@ class Entry(nn.Module):
             self._skip = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self.was_called = True
+        self._was_called[0] = True
         if not self._skip:
             return self.model(*args, **kwargs)
         trained = [p for p in self.model.parameters() if p.requires_grad]

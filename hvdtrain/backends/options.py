@@ -22,6 +22,8 @@ class ConnectOptions:
         flags: ranks and addresses given by hand.
         keep_threads: leave torch's thread count as it is.
         timeline: let the library's own timeline be recorded on demand (`Backend.start_timeline`), where it has one.
+        groups: `Backend.group` will be called. Horovod then agrees on its process sets in every cycle, which makes the
+            steps of a small model up to a quarter longer (measured: two ranks, two cores); the trainer does without.
         handle_signals: turn SIGTERM, SIGINT and SIGUSR1 into `guard.stop_requested`, for loops that look at it.
     """
 
@@ -35,6 +37,7 @@ class ConnectOptions:
     flags: ManualFlags | None = None
     keep_threads: bool = False
     timeline: bool = False
+    groups: bool = True
     handle_signals: bool = False
 
 

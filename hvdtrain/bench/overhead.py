@@ -10,13 +10,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from hvdtrain.bench.blocks import Blocks, split_evenly
 from hvdtrain.bench.contest import Command, contest, note
 from hvdtrain.bench.hvd_contestants import Place, by_hand
 from hvdtrain.bench.machine import machine
 
-# Steps of a turn, and before them some that are not timed. Turns are short and many: where Horovod's threads happen to
-# run on few cores stays the same within a turn, and makes its steps up to three times as long.
-_STEPS = {"small": (25, 5), "large": (4, 2)}
+# Steps of a turn, and before them some that are not timed.
+_STEPS = {"small": (100, 10), "large": (4, 2)}
+# How often the jobs are started anew: two jobs of the same loop differ by some percent for as long as they live.
+_STARTS = 6
 _LIMIT_S = 120.0
 
 
@@ -35,14 +37,16 @@ def measure(backends: Sequence[str], models: Sequence[str], rounds: int, num_ran
         for model in models:
             note(f"bench overhead: {backend}, {model} model, {rounds} rounds ...")
             steps, untimed = _STEPS[model]
-            blocks = contest(
-                {
-                    "trainer": _commands(f"trainer-{backend}", model, num_ranks),
-                    "raw": _commands(f"by-hand-{backend}", model, num_ranks),
-                    "raw-again": _commands(f"by-hand-{backend}", model, num_ranks),
-                },
-                num_ranks=num_ranks, rounds=rounds, steps=steps, untimed=untimed, limit_s=_LIMIT_S,
-            )  # fmt: skip
+            blocks = Blocks({})
+            for part in split_evenly(rounds, _STARTS):
+                blocks += contest(
+                    {
+                        "trainer": _commands(f"trainer-{backend}", model, num_ranks),
+                        "raw": _commands(f"by-hand-{backend}", model, num_ranks),
+                        "raw-again": _commands(f"by-hand-{backend}", model, num_ranks),
+                    },
+                    num_ranks=num_ranks, rounds=part, steps=steps, untimed=untimed, limit_s=_LIMIT_S,
+                )  # fmt: skip
             rows.append(
                 {
                     "backend": backend,

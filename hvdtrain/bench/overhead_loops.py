@@ -8,6 +8,7 @@ The loops by hand are those of the tutorials of DDP and of Horovod; they use not
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -20,12 +21,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-import hvdtrain
+from hvdtrain.backends import make_backend
 from hvdtrain.backends.horovod import import_horovod
 from hvdtrain.bench.turns import turns
 from hvdtrain.bench.workloads import MLPS, Mlp, as_is
 from hvdtrain.config import Config
-from hvdtrain.trainer.run import Job
+from hvdtrain.trainer.run import Job, connect_options
 
 _LR, _MOMENTUM = 0.01, 0.9
 # A rank is held while others are on turn, and must not be taken for lost.
@@ -35,13 +36,13 @@ _SILENT_LIMIT_S = 3600.0
 def trainer(backend: str, model: str) -> None:
     """As `hvdtrain train` runs it."""
     widths, batch_size = MLPS[model]
-    connection = hvdtrain.connect(backend, device="cpu", transport="gloo", silent_limit_s=_SILENT_LIMIT_S)
-    with tempfile.TemporaryDirectory() as output, connection as connected, contextlib.ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as output, contextlib.ExitStack() as stack:
         config = Config(
             task="hvdtrain.bench.workloads:Mlp",
             task_options={"widths": widths},
             backend=backend,  # type: ignore[arg-type]
             device="cpu",
+            transport="gloo",
             epochs=None,
             max_steps=10**9,
             batch_size=batch_size,
@@ -49,6 +50,8 @@ def trainer(backend: str, model: str) -> None:
             checkpoint={"every_steps": None},  # type: ignore[arg-type]
             output=output,
         )
+        options = dataclasses.replace(connect_options(config), silent_limit_s=_SILENT_LIMIT_S)
+        connected = stack.enter_context(make_backend(backend, options))
         steps = Job(config, connected).prepare("none", stack).session.steps()
         for _ in turns(connected.world.rank):
             next(steps)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from hvdtrain.hvd.buckets import HASH_BITS, Bucket, Description, assign_buckets
+from hvdtrain.hvd.common.exceptions import HorovodInternalError
 from hvdtrain.hvd.engine.groups import Group
 from hvdtrain.hvd.engine.request import AVERAGE
 
@@ -68,11 +69,24 @@ class Channel:
         self._next = 0
 
     def launch_ready(self) -> None:
-        """Start the buckets that are complete, never one before those ahead of it."""
+        """Start the buckets that are complete, never one before those ahead of it.
+
+        Raises:
+            HorovodInternalError: the path was given up.
+        """
         while self._next < len(self.buckets) and self.buckets[self._next].missing == 0:
+            if not self.groups:
+                raise HorovodInternalError("this optimizer's connections were closed: it is gone on another rank")
             bucket = self.buckets[self._next]
             bucket.launch(self.groups[bucket.buffer.device.type])
             self._next += 1
+
+    def give_up(self) -> None:
+        """Let go of the groups: with the last one who holds them the connections close, and a rank that waits for this
+        one learns that it waits in vain. An optimizer may hold on to the channel."""
+        self.groups = {}
+        for bucket in self.buckets:
+            bucket.work = None
 
     @property
     def launched(self) -> bool:

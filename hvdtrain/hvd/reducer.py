@@ -92,6 +92,8 @@ class GradientReducer:
         self._in_plan: list[Slot] = []
         # A plan that was submitted and is not in use yet: what was submitted, and its parameters.
         self._pending: tuple[Entry, list[Slot]] | None = None
+        # Says that this rank has done with its plan; at the latest when this object is gone.
+        self._release: weakref.finalize[..., GradientReducer] | None = None
         self._ready_order: list[Slot] = []
         self._changed_steps = 0
         self._usage: tuple[bool, ...] = ()
@@ -403,9 +405,9 @@ class GradientReducer:
         strict = [[description.to_json() for description in descriptions], options]
         entry = engine.submit_plan(number, name, strict, {"order": seen + rest, "sparse": sparse})
         self._pending = entry, slots
-        if old is not None:
-            engine.release_plan(f"{self._label}.{self._plans - 2}")
-        weakref.finalize(self, engine.release_plan, name)
+        if old is not None and self._release is not None:
+            self._release()
+        self._release = weakref.finalize(self, engine.release_plan, name)
 
     def _adopt_plan(self) -> None:
         """Use the plan from now on.

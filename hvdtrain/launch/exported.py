@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 
+from hvdtrain.launch.cores import GIVEN_UP_VARIABLE
 from hvdtrain.launch.current import PLACE_VARIABLE
 from hvdtrain.launch.network import INTERFACE_VARIABLES
 
-_NAMES = frozenset((*INTERFACE_VARIABLES, PLACE_VARIABLE, "OMP_NUM_THREADS"))
+_NAMES = frozenset((*INTERFACE_VARIABLES, PLACE_VARIABLE, GIVEN_UP_VARIABLE, "OMP_NUM_THREADS"))
 
 
 def now(environ: Mapping[str, str]) -> dict[str, str]:

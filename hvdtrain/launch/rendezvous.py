@@ -85,9 +85,17 @@ class Rendezvous:
     @property
     def machine_cpus(self) -> list[frozenset[int]]:
         """The CPUs that each rank of this machine may use: those of other containers on it, too."""
+        return [frozenset(peer.cpus) for peer in self._machine_peers]
+
+    @property
+    def machine_rank(self) -> int:
+        """This rank's place in `machine_cpus`."""
+        return [peer.rank for peer in self._machine_peers].index(self.world.rank)
+
+    @property
+    def _machine_peers(self) -> list[Peer]:
         machine = self.peers[self.world.rank].machine
-        sharing = [peer for peer in self.peers if peer.machine == machine] if machine else self.local_peers
-        return [frozenset(peer.cpus) for peer in sharing]
+        return [peer for peer in self.peers if peer.machine == machine] if machine else self.local_peers
 
     @property
     def one_host(self) -> bool:

@@ -92,6 +92,7 @@ def connect_options(config: Config, flags: ManualFlags | None = None) -> Connect
         stall_warning_s=config.stall_warning_s,
         stall_abort_s=config.stall_abort_s,
         flags=flags,
+        groups=False,
         handle_signals=True,
     )
 

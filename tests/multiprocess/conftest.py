@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from rank_pool import RankPool
 
+from hvdtrain.launch import exported
+
 # The contract holds under each: native DDP, real Horovod, and the Horovod backend over our own layer.
 KINDS = ["ddp", "horovod", "hvd"]
 
@@ -54,10 +56,10 @@ def _close_pools() -> None:
 
 @pytest.fixture(autouse=True)
 def _environment_stays() -> Iterator[None]:
-    """What a test leaves in the environment is told to every job that later tests start."""
-    before = {**os.environ, "PYTEST_CURRENT_TEST": ""}
+    """What a connection leaves in the environment is told to every job that later tests start."""
+    before = exported.now(os.environ)
     yield
-    assert {**os.environ, "PYTEST_CURRENT_TEST": ""} == before
+    assert exported.now(os.environ) == before
 
 
 @pytest.fixture(scope="session")

@@ -62,10 +62,13 @@ class PreparedSplit:
 def write_split(
     folder: Path, split: str, utterances: Iterable[tuple[Utterance, NDArray[np.float16]]]
 ) -> tuple[int, int]:
-    """Write both files of a split, an utterance after the other; returns the number of utterances and of frames."""
+    """Write both files of a split, an utterance after the other; returns the number of utterances and of frames.
+
+    The array gets its name last: where it is, the split is whole.
+    """
     first = count = 0
     with (
-        (folder / f"{split}.f16").open("wb") as array,
+        (folder / f"{split}.f16.part").open("wb") as array,
         (folder / f"{split}.list").open("w", encoding="utf-8") as listing,
     ):
         for utterance, features in utterances:
@@ -73,4 +76,5 @@ def write_split(
             item = Item(utterance.name, utterance.speaker, utterance.text, first, len(features))
             listing.write(json.dumps(dataclasses.asdict(item), ensure_ascii=False) + "\n")
             first, count = first + len(features), count + 1
+    (folder / f"{split}.f16.part").replace(folder / f"{split}.f16")
     return count, first

@@ -7,6 +7,7 @@ Messages from a rank (JSON lists):
     ["j", counters]      the rank has joined (has no more data); counters are its numbers of unnamed operations
     ["b"]                the rank shuts down
     ["w", name, step]    the rank has waited for this planned step longer than the stall limit
+    ["d", name]          the rank has done with this plan: its optimizer is gone, or has a new one
 
 Messages to a rank are documented at `Coordinator._answer`.
 """
@@ -83,6 +84,7 @@ class Coordinator:
         self._cache: list[tuple[int, str, list[Any]]] = []
         self._cache_numbers: dict[tuple[int, str], int] = {}
         self._plans: dict[tuple[int, str], tuple[dict[str, Any], list[Any], set[int]]] = {}
+        self._released: dict[str, set[int]] = {}
         self._waiting: dict[tuple[str, int], tuple[float, set[int]]] = {}
         self._out: list[Outgoing] = []
 
@@ -101,6 +103,9 @@ class Coordinator:
                 self._send(range(self.size), {"closed": True})
         elif what == "w":
             self._report_wait(rank, message[1], message[2])
+        elif what == "d":
+            self._released.setdefault(message[1], set()).add(rank)
+            self._drop_if_released(message[1])
         return self.flush()
 
     def _announce(self, rank: int, items: list[Any], blob: bytes) -> None:
@@ -367,6 +372,15 @@ class Coordinator:
             document["j"] = [r for r in self.sets[set_id] if r in self._joined]
             self._plans[(set_id, name)] = (document, strict, set(pending.strict))
         self._send(self.sets[set_id], document)
+        self._drop_if_released(name)
+
+    def _drop_if_released(self, name: str) -> None:
+        """Let all ranks close a plan's connections once no rank needs them: closed at one end earlier, they would take
+        from a slower rank what is still on its way to it."""
+        for key, (document, _, served) in list(self._plans.items()):
+            if key[1] == name and self._released.get(name, set()) >= served:
+                del self._plans[key], self._released[name]
+                self._send(sorted(served | set(document["j"])), {"dropped": name})
 
     def _answer_known_plan(self, rank: int, key: tuple[int, str], strict: list[Any]) -> None:
         document, agreed, served = self._plans[key]

@@ -28,6 +28,7 @@ from hvdtrain.hvd.engine.request import Entry, Kind, dtype_name
 from hvdtrain.hvd.engine.settings import Settings
 from hvdtrain.hvd.engine.star import Star, connect_star
 from hvdtrain.hvd.engine.timeline import Timeline
+from hvdtrain.launch.host import usable_cpus
 from hvdtrain.launch.world import World
 
 # How long `close` waits for the other ranks to say goodbye as well.
@@ -70,13 +71,13 @@ class Engine:
         self._reported: tuple[str, int] | None = None
         self._channels: dict[str, Channel] = {}
         self._ghosts: list[threading.Thread] = []
-        self._dropped: set[str] = set()
 
         self._star: Star = connect_star(world, store, address, settings.start_timeout_s)
         # Number of ranks on every host, in the order of the hosts.
         self.local_sizes_by_node = [n for _, n in sorted(dict(self._star.places).items())]
         pool_store = PrefixStore("data", store)
-        self.pool = GroupPool(pool_store, world.rank, self._star.address, settings.stall_abort_s)
+        has_core = len(usable_cpus()) >= world.local_size
+        self.pool = GroupPool(pool_store, world.rank, self._star.address, settings.stall_abort_s, has_core)
         self._executor = Executor(world.rank, self.pool)
         self._coordinator: Coordinator | None = None
         if world.rank == 0:
@@ -151,7 +152,7 @@ class Engine:
     def _take_part(self, name: str, channel: Channel) -> None:
         """Stand in for this rank, which has joined, on a planned path.
 
-        An optimizer that is gone on another rank has closed its path there; then there is nothing to take part in any
+        Where all optimizers of the path are gone it may be closed meanwhile; then there is nothing to take part in any
         more. A rank that was lost shows on the control connections.
         """
 
@@ -159,6 +160,7 @@ class Engine:
             try:
                 channel.take_part_until_all_joined()
             except RuntimeError:
+                channel.give_up()
                 self._jobs.put(functools.partial(self._drop_plan, name))
 
         ghost = threading.Thread(target=run, name="hvd-joined", daemon=True)
@@ -175,13 +177,15 @@ class Engine:
         return self.submit(Entry(Kind.PLAN, f"plan.{name}", set_id, strict, varying=varying))
 
     def release_plan(self, name: str) -> None:
-        """Forget a plan: its optimizer is gone, or has a new one. May be called while garbage is collected."""
-        self._jobs.put(functools.partial(self._drop_plan, f"plan.{name}"))
+        """Done with a plan: its optimizer is gone, or has a new one. May be called while garbage is collected.
+
+        The connections stay, and a rank that joins takes part on them, until no rank needs them any more.
+        """
+        self._jobs.put(functools.partial(self.tell, ["d", f"plan.{name}"]))
 
     def _drop_plan(self, name: str) -> None:
-        if self._channels.pop(name, None) is None:
-            # The ranks have not agreed on it yet; the group will be made, because the others expect it.
-            self._dropped.add(name)
+        with self._lock:
+            self._channels.pop(name, None)
         self.pool.drop(name)
 
     def fail(self, reason: str) -> str:
@@ -219,6 +223,8 @@ class Engine:
         self._fail_all(self.broken)
         self.timeline.stop()
         self._star.close()
+        for channel in self._channels.values():
+            channel.give_up()
         self.pool.clear()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -356,6 +362,8 @@ class Engine:
             self._finish_join(document)
         elif "lost" in document:
             self._break(document["lost"])
+        elif "dropped" in document:
+            self._jobs.put(functools.partial(self._drop_plan, document["dropped"]))
         elif "closed" in document:
             self._peers_closed.set()
 
@@ -503,8 +511,6 @@ class Engine:
                 self._take_part(name, channel)
         if entry is not None:
             entry.finish(channel)
-        if name in self._dropped:
-            self._drop_plan(name)
 
     def _connect_channel(self, document: dict[str, Any], set_id: int, name: str) -> Channel:
         parameters, (op, predivide, half, bucket_bytes) = document["m"]
@@ -515,7 +521,7 @@ class Engine:
             # This rank had joined when the others planned, and has taken part without an optimizer of its own.
             return known
         groups = {
-            device: self.pool.get(name, members, device)
+            device: self.pool.get_for_sums(name, members, device)
             for device in sorted({description.device for description in descriptions})
         }
         device = torch.device("cuda", torch.cuda.current_device()) if "cuda" in groups else torch.device("cpu")

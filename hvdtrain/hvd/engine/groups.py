@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from hvdtrain.hvd.engine.doubling import DoublingGroup, SmallSums, serves
 from hvdtrain.hvd.engine.solo import SoloGroup
 
 # A backend of torch.distributed (of which some stubs are missing), or SoloGroup for one rank alone.
@@ -50,11 +51,12 @@ class GroupPool:
     Only the data thread calls this, in the agreed order, so that all members make the same group at the same time.
     """
 
-    def __init__(self, store: Store, rank: int, address: str, timeout_s: float | None) -> None:
+    def __init__(self, store: Store, rank: int, address: str, timeout_s: float | None, has_core: bool) -> None:
         self._store = store
         self._rank = rank
         self._address = address
         self._timeout_s = timeout_s
+        self._sums = SmallSums(timeout_s or NO_LIMIT_S, spin=has_core)
         self._groups: dict[tuple[str, str], Group] = {}
 
     def get(self, label: str, members: tuple[int, ...], device_type: str) -> Group:
@@ -69,12 +71,30 @@ class GroupPool:
             )
         return group
 
+    def get_for_sums(self, label: str, members: tuple[int, ...], device_type: str) -> Group:
+        """Likewise, a group for sums alone, on the host's memory one that is quick with small ones."""
+        group = self.get(label, members, device_type)
+        if device_type != "cpu" or not serves(len(members)):
+            return group
+        key = (label, "small sums")
+        if key not in self._groups:
+            store = PrefixStore(f"{label}/doubling", self._store)
+            rank = members.index(self._rank)
+            self._groups[key] = DoublingGroup(group, self._sums, store, rank, len(members), self._address)
+        return self._groups[key]
+
     def drop(self, label: str) -> None:
+        """Forget the groups of this label."""
         for key in [key for key in self._groups if key[0] == label]:
-            del self._groups[key]
+            group = self._groups.pop(key)
+            if isinstance(group, DoublingGroup):
+                self._sums.remove(group)
 
     def clear(self) -> None:
-        self._groups.clear()
+        """Forget all, at the end."""
+        for label in {label for label, _ in self._groups}:
+            self.drop(label)
+        self._sums.close()
 
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,11 +6,15 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from script_ranks import run_commands
+
+from hvdtrain.launch import free_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "horovod"
 EXEC = [sys.executable, "-m", "hvdtrain", "exec"]
@@ -105,7 +109,8 @@ def test_horovodruns_elastic_mode_says_what_to_use(script):
     assert "torchrun --nnodes MIN:MAX --max-restarts N" in done.stderr
 
 
-def test_a_killed_rank_is_named_to_the_others(script):
+def test_a_killed_rank_is_named_to_the_others(script, tmp_path):
+    """Ranks started by hand: a launcher would end rank 0 as well, perhaps before it has said a word."""
     text = """
 import os, signal, torch, horovod.torch as hvd
 hvd.init()
@@ -118,10 +123,12 @@ try:
 except hvd.HorovodInternalError as error:
     print("ERROR", error, flush=True)
 """
-    done = run([*TORCHRUN, *EXEC], script(text))
-    assert done.returncode != 0
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environs = [{**meeting, "RANK": str(rank)} for rank in range(2)]
+    ended = run_commands([[*EXEC, str(script(text))]] * 2, tmp_path, environs=environs, limit_s=100)
+    assert ended[1].status == -signal.SIGKILL
     expected = "the connection to rank 1 broke: that process has ended, or its host is out of reach"
-    assert lines(done.stdout, "ERROR") == [f"ERROR allreduce.last: {expected}"]
+    assert lines(ended[0].out, "ERROR") == [f"ERROR allreduce.last: {expected}"]
 
 
 def test_a_tensor_that_one_rank_never_submits_is_reported_and_given_up(script):

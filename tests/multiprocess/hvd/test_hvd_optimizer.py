@@ -424,22 +424,27 @@ def test_optimizers_that_take_one_step_and_go_leave_nothing_behind(ours3):
 
 
 def test_join_after_an_optimizer_is_gone_on_some_ranks_only(ours3):
+    """Again and again: a rank that was slow in the last step found the connections closed by the quick ones."""
+
     def work(backend):
         import gc
 
         hvd = backend._hvd
-        kept = []
-        layer = torch.nn.Linear(1, 1, bias=False)
-        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=0.0), layer.named_parameters())
-        for _ in range(3):
-            optimizer.zero_grad()
-            layer(torch.ones(1, 1)).sum().backward()
-            optimizer.step()
-        if hvd.rank() == 1:
-            kept.append(optimizer)
-        del optimizer
-        gc.collect()
-        hvd.join()
-        return hvd.allreduce(torch.ones(5000), op=hvd.Sum)[0].item()
+        kept, sums = [], []
+        for count in range(8):
+            layer = torch.nn.Linear(1, 1, bias=False)
+            optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+            optimizer = hvd.DistributedOptimizer(optimizer, [(f"weight{count}", layer.weight)])
+            for _ in range(3):
+                optimizer.zero_grad()
+                layer(torch.ones(1, 1)).sum().backward()
+                optimizer.step()
+            if hvd.rank() == 1:
+                kept.append(optimizer)
+            del optimizer
+            gc.collect()
+            hvd.join()
+            sums.append(hvd.allreduce(torch.ones(5000), op=hvd.Sum)[0].item())
+        return sums
 
-    assert ours3.run(work) == [3.0, 3.0, 3.0]
+    assert ours3.run(work) == [[3.0] * 8] * 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from hvdtrain.bench import hvd
-from hvdtrain.bench.blocks import Blocks
+from hvdtrain.bench.blocks import Blocks, split_evenly
 from hvdtrain.bench.hvd_contestants import Place, commands
 
 
@@ -52,3 +54,14 @@ def test_mpirun_reaches_another_host_through_our_stand_in_for_ssh(tmp_path):
     assert started.argv[:3] == ["on", "0", "mpirun"]
     assert "198.18.0.1:1,198.18.0.2:1" in started.argv
     assert 'case "$host" in\n198.18.0.1) exec on 0 sh -c "$*" ;;' in (tmp_path / "agent").read_text()
+
+
+def test_contests_of_the_same_contestants_add_up():
+    both = Blocks({}) + Blocks({"a": [1.0, 2.0], "b": [1.0, 1.0]}) + Blocks({"a": [9.0], "b": [3.0]})
+    assert both == Blocks({"a": [1.0, 2.0, 9.0], "b": [1.0, 1.0, 3.0]})
+    assert both.ratio("a", "b") == 2.0
+
+
+@pytest.mark.parametrize(("total", "expected"), [(6, [2, 2, 2]), (5, [2, 2, 1]), (2, [1, 1]), (60, [20, 20, 20])])
+def test_split_evenly(total, expected):
+    assert split_evenly(total, 3) == expected

@@ -1,5 +1,8 @@
 """The pinned release: its hash, and the lines of it that are changed."""
 
+import http.server
+import socketserver
+
 import pytest
 
 from hvdtrain.errors import UserError
@@ -8,6 +11,7 @@ from hvdtrain.horovod_build.source import SDIST_NAME, SDIST_SHA256, check_hash, 
 from hvdtrain.horovod_build.torch_facts import cxx_standard
 
 TOP = "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n"
+TOP += "if (gloo)\n    add_subdirectory(third_party/gloo)\nendif()\n"
 TORCH = """execute_process(
     COMMAND ${PY_EXE} -c "from distutils.sysconfig import get_python_inc; print(get_python_inc())"
 if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")
@@ -15,6 +19,15 @@ if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")
 endif()
 """
 JS_RUN = "import os\nfrom distutils.spawn import find_executable\n"
+SERVERS = """class RendezvousHTTPServer(socketserver.ThreadingMixIn, HTTPServer, object):
+    def __init__(self, addr, handler, verbose):
+        pass
+
+
+class KVStoreHTTPServer(HTTPServer, object):
+    def __init__(self, addr, handler, verbose):
+        pass
+"""
 
 
 @pytest.fixture
@@ -24,15 +37,20 @@ def release(tmp_path):
         ("CMakeLists.txt", TOP),
         ("horovod/torch/CMakeLists.txt", TORCH),
         ("horovod/runner/js_run.py", JS_RUN),
+        ("horovod/runner/http/http_server.py", SERVERS),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
 
 
-def test_both_standards_are_raised_and_distutils_is_gone(release):
+def test_what_is_changed_in_the_release(release):
     changes = patch_source(release, 20)
-    assert (release / "CMakeLists.txt").read_text() == TOP.replace("STANDARD 14", "STANDARD 20")
+    top = (release / "CMakeLists.txt").read_text()
+    assert top.startswith(TOP.replace("STANDARD 14", "STANDARD 20").partition("    add_sub")[0])
+    # Before gloo reads its options, and only where the compiler was found to know the instructions.
+    assert top.index("-mf16c") < top.index("set(USE_AVX ON)") < top.index("    add_subdirectory(third_party/gloo)\n")
+    assert top.count("add_subdirectory") == 1
     torch = (release / "horovod/torch/CMakeLists.txt").read_text()
     assert "    set(CMAKE_CXX_STANDARD 20)\n" in torch
     assert "-c \"import sysconfig; print(sysconfig.get_path('include'))\"" in torch
@@ -44,7 +62,14 @@ def test_both_standards_are_raised_and_distutils_is_gone(release):
         "horovod/torch/CMakeLists.txt: C++20 instead of C++14",
         "horovod/torch/CMakeLists.txt: without distutils",
         "horovod/runner/js_run.py: without distutils",
+        "CMakeLists.txt: fast float16 sums in gloo",
+        "horovod/runner/http/http_server.py: the ranks' server lets more than 5 ranks wait",
+        "horovod/runner/http/http_server.py: the launchers' server lets more than 5 ranks wait",
     ]
+    names = {"HTTPServer": http.server.HTTPServer, "socketserver": socketserver}
+    exec((release / "horovod/runner/http/http_server.py").read_text(), names)
+    assert names["RendezvousHTTPServer"].request_queue_size == 4096
+    assert names["KVStoreHTTPServer"].request_queue_size == 4096
 
 
 def test_another_release_is_refused_with_the_file_named(release):

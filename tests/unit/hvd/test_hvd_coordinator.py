@@ -204,3 +204,36 @@ def test_process_sets_get_numbers_and_equal_ranks_none():
     tell(coordinator, 0, allreduce("a", set_id=1))
     ((ranks, _, _),) = tell(coordinator, 2, allreduce("a", set_id=1))
     assert ranks == (0, 2)
+
+
+def plan(name, order=(0,)):
+    parameters = [["w", "float32", [1], [1], "cpu", -1]]
+    return [0, f"plan.{name}", [parameters, [SUM, 1.0, False, 1024]], {"order": list(order), "sparse": []}, -1]
+
+
+def test_a_plan_is_dropped_when_no_rank_needs_it_any_more():
+    coordinator, _, _ = make(3)
+    for rank in range(3):
+        tell(coordinator, rank, plan("a"))
+    assert coordinator.handle(2, ["d", "plan.a"], b"") == []
+    assert coordinator.handle(2, ["d", "plan.a"], b"") == []
+    assert coordinator.handle(0, ["d", "plan.a"], b"") == []
+    assert coordinator.handle(1, ["d", "plan.a"], b"") == [((0, 1, 2), {"dropped": "plan.a"}, b"")]
+
+
+def test_a_plan_that_is_given_up_before_it_is_agreed_on_is_dropped_after_it():
+    coordinator, _, _ = make(2)
+    tell(coordinator, 0, plan("a"))
+    assert coordinator.handle(0, ["d", "plan.a"], b"") == []
+    ((_, agreed, _),) = tell(coordinator, 1, plan("a"))
+    assert agreed["k"] == "plan"
+    assert coordinator.handle(1, ["d", "plan.a"], b"") == [((0, 1), {"dropped": "plan.a"}, b"")]
+
+
+def test_ranks_that_had_joined_need_no_word_of_theirs_for_a_plan_to_go():
+    coordinator, _, _ = make(3)
+    coordinator.handle(2, ["j", {}], b"")
+    tell(coordinator, 0, plan("a"))
+    tell(coordinator, 1, plan("a"))
+    coordinator.handle(0, ["d", "plan.a"], b"")
+    assert coordinator.handle(1, ["d", "plan.a"], b"") == [((0, 1, 2), {"dropped": "plan.a"}, b"")]
