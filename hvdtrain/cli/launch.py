@@ -100,6 +100,10 @@ def command(
         named, command = parse_hosts(",".join(command)), ()
     else:
         named = [Host("localhost", 1 if num_ranks is None else max(num_ranks, 1))]
+    # Before the slots are counted: those of the hosts after a blank would be missed.
+    if command and looks_like_hosts(command[0]) and shutil.which(command[0]) is None:
+        raise LaunchError(f"{command[0]} would be the command; hosts are separated by commas, without spaces: "
+                          f"-H {','.join([*map(str, named), command[0]])}")  # fmt: skip
     shares = allot(named, num_ranks)
     ssh = SshOptions(port, _existing(identity_file))
     if check_only:
@@ -115,9 +119,6 @@ def command(
         return 2 if any(finding.fault for finding in findings) else 0
     if not command:
         raise LaunchError("no command to start; write it last: hvdtrain launch -np 2 hvdtrain train job.yaml")
-    if looks_like_hosts(command[0]) and shutil.which(command[0]) is None:
-        raise LaunchError(f"{command[0]} would be the command; hosts are separated by commas, without spaces: "
-                          f"-H {','.join([*map(str, named), command[0]])}")  # fmt: skip
     nic_list = ",".join(nics) or None
     size = sum(share.num_ranks for share in shares)
     if backend is not None:

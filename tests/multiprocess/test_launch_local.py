@@ -138,6 +138,7 @@ def test_an_agent_that_is_killed_takes_its_ranks_along():
     ("words", "sentence"),
     [
         (["-H", "a:2", "b:2", "true"], "b:2 would be the command; hosts are separated by commas"),
+        (["-np", "4", "-H", "a:2", "b:2", "true"], "b:2 would be the command; hosts are separated by commas"),
         (["-H", "localhost:0", "true"], "localhost with 0 slots"),
         (["-np", "9", "-H", "a:2,b:2", "true"], "-np 9: the hosts have 4 slots"),
         (["-H", "a:2,a:2", "true"], "a is named twice"),
