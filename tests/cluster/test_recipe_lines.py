@@ -51,7 +51,8 @@ def test_speech(containers, output, summary_of, launcher, backend):
     """A corpus of a few sentences, made on the hosts: the first test makes it, the second finds it."""
     data = f"{containers.shared}/asr"
     containers.run(f"[ -d {data}/wav ] || python /examples/asr/corpus.py --data {data} --train 24 --held_out 4")
-    options = f"--data {data} --output {output} --backend {backend} --set epochs=null --set max_steps=2 --set eval=null"
+    options = f"--data {data} --output {output} --backend {backend} --set epochs=null --set max_steps=2"
+    options += " --set task_options.eval_splits=[]"
     if launcher == "torchrun":
         ended = on_each(containers, [f"{EACH.format(n, 29517, 'asr')} {options}" for n in (0, 1)])
     else:
