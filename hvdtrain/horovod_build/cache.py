@@ -23,7 +23,7 @@ from hvdtrain.horovod_build.source import HOROVOD_VERSION
 from hvdtrain.horovod_build.torch_facts import TorchFacts
 
 # Raised when a change of the recipe makes wheels that must not be mixed with those of before.
-_RECIPE = 2
+_RECIPE = 3
 
 
 def default_cache(environ: Mapping[str, str]) -> Path:

@@ -20,19 +20,6 @@ _JS_RUN = "horovod/runner/js_run.py"
 _FIND_EXECUTABLE = "from distutils.spawn import find_executable"
 _WHICH = "from shutil import which as find_executable"
 
-# gloo has a sum of float16 in AVX and F16C instructions that nothing switches on or compiles: ten million numbers take
-# 150 ms without it and 2 ms with it, to the same bits. Horovod's own flags (for its half.cc) tell whether the building
-# machine has them; the definition is for gloo's files that do not read its config.h.
-_ADD_GLOO = "    add_subdirectory(third_party/gloo)\n"
-_ADD_FAST_GLOO = f"""    if(CMAKE_CXX_FLAGS MATCHES "-mavx" AND CMAKE_CXX_FLAGS MATCHES "-mf16c")
-        set(USE_AVX ON)
-        add_definitions(-DGLOO_USE_AVX=1)
-    endif()
-{_ADD_GLOO}    if(USE_AVX)
-        target_sources(gloo PRIVATE "${{PROJECT_SOURCE_DIR}}/third_party/gloo/gloo/math.cc")
-    endif()
-"""
-
 # horovodrun's servers let five connections wait. Sixteen ranks that come at once find the queue full, and the kernel
 # tries again after 1, 3, 7 and 15 seconds.
 _SERVERS = "horovod/runner/http/http_server.py"
@@ -68,7 +55,6 @@ def patch_source(folder: Path, cxx_standard: int) -> list[str]:
     for name, old, new, what in (
         ("horovod/torch/CMakeLists.txt", _DISTUTILS, _SYSCONFIG, "without distutils"),
         (_JS_RUN, _FIND_EXECUTABLE, _WHICH, "without distutils"),
-        ("CMakeLists.txt", _ADD_GLOO, _ADD_FAST_GLOO, "fast float16 sums in gloo"),
         (_SERVERS, _RENDEZVOUS, _RENDEZVOUS + _LONG_QUEUE, "the ranks' server lets more than 5 ranks wait"),
         (_SERVERS, _KEY_VALUE, _KEY_VALUE + _LONG_QUEUE, "the launchers' server lets more than 5 ranks wait"),
     ):
