@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 from hvdtrain.data.order import epoch_order, share
 from hvdtrain.data.seeding import Fetch, SeededDataset, SeededStream
 from hvdtrain.failure.workers import init_worker
-from hvdtrain.launch import cores
 
 Collate = Callable[[Any], Any]
 
@@ -134,7 +132,6 @@ def _common(num_workers: int, pin_memory: bool) -> dict[str, Any]:
 
 
 def start_worker(worker_id: int) -> None:
-    """In a new worker: end with the rank, leave its signals alone, use one thread, on any core."""
+    """In a new worker: what `init_worker` does, and use one thread."""
     init_worker(worker_id)
-    cores.roam_again(os.environ)
     torch.set_num_threads(1)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from hvdtrain.launch import cores
+
 # prctl(2): the signal that this process gets when its parent's thread ends.
 _PR_SET_PDEATHSIG = 1
 # A file in memory, found by this name among a worker's descriptors, into which it writes its stack on SIGUSR2.
@@ -26,8 +28,10 @@ def init_worker(worker_id: int = 0) -> None:
 
     The worker is killed when its parent dies, however it dies. Stop signals that reach the whole process group (Ctrl-C,
     ``scancel --signal``) are ignored: the trainer still needs data for the steps up to the boundary where it stops.
-    The trainer ends its workers explicitly (`ending`), also stuck ones.
+    The trainer ends its workers explicitly (`ending`), also stuck ones. Where a rank stays on one core, its workers
+    may use the others too.
     """
+    cores.roam_again(os.environ)
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     die_with_parent()
