@@ -10,7 +10,8 @@
 #                  needed with more than one machine
 #   num_procs      ranks here; default: the number of devices in CUDA_VISIBLE_DEVICES, or else of GPUs, or else 1
 #
-# The exit status is that of the first rank that failed; the others are then ended.
+# The exit status is that of the first rank that failed; the others are then ended. SIGTERM and Ctrl-C ask the ranks to
+# stop: they save a checkpoint, and the status is 75.
 set -euo pipefail
 
 num_nodes=${num_nodes:-1}
@@ -30,26 +31,32 @@ fi
 num_procs=${num_procs:-${#devices[@]}}
 ((num_procs > 0)) || num_procs=1
 
-pids=()
-stop() { kill -"$1" "${pids[@]}" 2>/dev/null || true; }
+pids=() asked=no
+stop() { ((${#pids[@]} == 0)) || kill -"$1" "${pids[@]}" 2>/dev/null || true; }
 # A request to stop goes to every rank: they agree on a step and save.
-trap 'stop TERM' TERM INT
+trap 'asked=yes; stop TERM' TERM INT
 for ((i = 0; i < num_procs; i++)); do
+    # Ranks that start after the others were asked to stop would wait for them.
+    [[ $asked = no ]] || break
     hvdtrain train "$@" --init-method "$init_method" --rank $((node_rank * num_procs + i)) \
         --world-size $((num_nodes * num_procs)) --local-rank "$i" &
     pids+=($!)
 done
+((${#pids[@]} > 0)) || exit 143
 
 status=0
 for _ in "${pids[@]}"; do
-    code=0
-    # A trapped signal interrupts `wait` without a process having ended; then wait again.
-    while ended='' && { wait -n -p ended "${pids[@]}" || code=$?; } && [[ -z $ended ]]; do code=0; done
+    # A trapped signal interrupts `wait` with a status above 128 and no process, `ended` being unset; then wait again.
+    while true; do
+        code=0
+        wait -n -p ended "${pids[@]}" || code=$?
+        if [[ -n ${ended:-} ]] || ((code <= 128)); then break; fi
+    done
     if ((code != 0 && status == 0)); then
         status=$code
         # Ranks that stop on request do so together; any other end is everybody's.
         if ((code != 75)); then stop TERM; fi
     fi
-    for i in "${!pids[@]}"; do if [[ ${pids[i]} = "$ended" ]]; then unset "pids[i]"; fi; done
+    for i in "${!pids[@]}"; do if [[ ${pids[i]} = "${ended:-}" ]]; then unset "pids[i]"; fi; done
 done
 exit "$status"

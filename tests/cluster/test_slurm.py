@@ -102,3 +102,15 @@ def test_a_batch_job_goes_on_after_its_time(slurm):
     said = slurm.run(f"cat slurm-{job}.out").stdout
     assert f"stopped with a checkpoint; job {job} goes back into the queue" in said
     slurm.wait(lambda: slurm.run("squeue -h").stdout == "", "an empty queue")
+
+
+def test_what_an_earlier_run_left_does_not_requeue_one_that_fails_at_once(slurm):
+    """The second run never comes to write a summary: the first one's `stopped` must not send it back for ever."""
+    assert slurm.run("mkdir stale && echo '{\"status\": \"stopped\"}' >stale/summary.json").returncode == 0
+    sizes = "--nodes=2 --ntasks-per-node=1 --cpus-per-task=1"
+    job = slurm.run(f"sbatch --parsable {sizes} slurm.sbatch none.yaml stale").stdout.strip()
+    slurm.wait(lambda: slurm.run("squeue -h").stdout == "", "an empty queue")
+    said = slurm.run(f"cat slurm-{job}.out").stdout
+    assert "none.yaml" in said
+    assert "goes back into the queue" not in said
+    assert "JobState=FAILED" in slurm.run(f"scontrol show job {job}").stdout

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -150,11 +152,11 @@ def uninterrupted(tmp_path_factory):
     return summary(output)["parameters_sha256"]
 
 
-@pytest.mark.parametrize(("launcher", "backend", "signal"), STOPS)
+@pytest.mark.parametrize(("launcher", "backend", "name"), STOPS)
 def test_a_signal_to_one_rank_stops_all_with_one_checkpoint_and_the_run_goes_on_later(
-    launcher, backend, signal, uninterrupted, tmp_path
+    launcher, backend, name, uninterrupted, tmp_path
 ):
-    text, status, _ = run_faulty(launcher, backend, signal, tmp_path, "task_options.at=50")
+    text, status, _ = run_faulty(launcher, backend, name, tmp_path, "task_options.at=50")
     found = summary(tmp_path)
     assert found["status"] == "stopped", text
     assert 50 <= found["steps"] < 2000
@@ -169,6 +171,27 @@ def test_a_signal_to_one_rank_stops_all_with_one_checkpoint_and_the_run_goes_on_
     assert process.returncode == 0, text
     assert summary(tmp_path)["status"] == "done"
     assert summary(tmp_path)["parameters_sha256"] == uninterrupted
+
+
+@pytest.mark.parametrize("whom", ["the script", "everybody, as Ctrl-C does"])
+def test_a_request_to_the_script_that_starts_ranks_by_hand_is_for_its_ranks(whom, tmp_path):
+    """examples/launch/run.sh passes it on and waits until they have saved."""
+    command = ["bash", "examples/launch/run.sh", *arguments("ddp", tmp_path, "task_options.step_s=0.01")[1:]]
+    process = launchers.start_command(command, num_procs="2")
+    deadline = time.monotonic() + START_LIMIT_S
+    while not (tmp_path / "metrics.jsonl").is_file() or not (tmp_path / "metrics.jsonl").stat().st_size:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=10)[0]  # noqa: PT018
+        time.sleep(0.05)
+    if whom == "the script":
+        process.terminate()
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    text, _ = process.communicate(timeout=START_LIMIT_S)
+    assert process.returncode == 75, text
+    found = summary(tmp_path)
+    assert found["status"] == "stopped", text
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step-{found['steps']:08d}.pt"]
+    assert left_behind(tmp_path) == []
 
 
 def test_a_folder_with_checkpoints_is_never_overwritten_by_a_run_without_resume(tmp_path):
