@@ -9,6 +9,13 @@ import time
 import psutil
 import pytest
 
+from hvdtrain.launch import free_port
+from hvdtrain.launch.remote import worker
+from hvdtrain.launch.remote.connection import Connection, drop
+from hvdtrain.launch.remote.hosts import Host, Share
+from hvdtrain.launch.remote.protocol import Job
+from hvdtrain.launch.remote.relay import Relay
+
 LIMIT_S = 60
 
 
@@ -110,6 +117,100 @@ def test_a_second_request_ends_ranks_that_ignore_the_first():
     assert processes_with("54322") == []
 
 
+def test_a_stop_is_not_lost_while_nothing_runs_yet(tmp_path):
+    """The agent still imports torch when it comes: no rank starts any more."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdtrain", "launch", "-np", "2", "bash", "-c", f"touch {tmp_path}/began; sleep 54327"],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: agents_of(process))
+    process.terminate()
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert last_line(err) == "hvdtrain launch: SIGTERM before a rank had started; the job was ended"
+    assert list(tmp_path.iterdir()) == []
+    assert processes_with("54327") == []
+
+
+def test_a_rank_that_starts_after_the_stop_gets_it_too(tmp_path):
+    relay = Relay(tmp_path, 0, 1, lambda line: None)
+    relay.start()
+    relay.signal(signal.SIGTERM)
+    (tmp_path / "command").write_text('["sleep", "54328"]')
+    rank = subprocess.Popen([sys.executable, "-I", "-S", worker.__file__, tmp_path], env={"LOCAL_RANK": "0"})
+    assert rank.wait(LIMIT_S) == -signal.SIGTERM
+    relay.finish(1.0)
+
+
+def test_nobody_reads_what_the_ranks_write(tmp_path):
+    """As with Ctrl-S or `| less`: the ranks wait, the launcher's memory does not grow, a stop gets through."""
+    flood = f"trap 'touch {tmp_path}/$RANK; exit 75' TERM; echo ready; sleep 1; while :; do echo {'x' * 4000}; done"
+    process = started("bash", "-c", flood)
+    launcher = psutil.Process(process.pid)
+    before = launcher.memory_info().rss
+    until(lambda: launcher.memory_info().rss > before + 1e6)
+    time.sleep(2)
+    assert launcher.memory_info().rss < before + 30e6
+    process.terminate()
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 75
+    assert last_line(err) == "hvdtrain launch: stopped on request; start it again with --resume auto"
+    assert set(out.splitlines()) == {f"[{rank}] {'x' * 4000}" for rank in range(2)}
+
+
+def test_the_reader_leaves(tmp_path):
+    """As with `| head`: the job ends as after any failure, down to what the ranks have started."""
+    process = started(
+        "bash", "-c", "sleep 54329 & echo ready; sleep 1; while sleep 0.05; do echo more; done", tmp=tmp_path
+    )
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(LIMIT_S) == 1
+    assert last_line(err) == "hvdtrain launch: stdout: Broken pipe; the job was ended"
+    assert processes_with("54329") == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_reader_leaves_when_the_ranks_are_to_stop():
+    """Ctrl-C also ends a `| tee`: the ranks still save."""
+    save = "trap 'echo saving; sleep 1; echo saved >&2; exit 75' TERM"
+    process = started("bash", "-c", f"{save}; echo ready; sleep 0.5; while sleep 0.05; do echo more; done")
+    process.terminate()
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(LIMIT_S) == 75
+    assert sorted(line for line in err.splitlines() if "saved" in line) == ["[0] saved", "[1] saved"]
+
+
+def test_the_disk_of_the_output_files_is_full(tmp_path):
+    (tmp_path / "rank.0").mkdir()
+    (tmp_path / "rank.0/stdout").symlink_to("/dev/full")
+    done = launch("--output-filename", str(tmp_path), "-np", "1", "sh", "-c", "echo more; sleep 54330")
+    assert done.returncode == 1
+    assert done.stdout == "[0] more\n"
+    assert last_line(done.stderr) == (
+        f"hvdtrain launch: {tmp_path}/rank.0/stdout: No space left on device; the job was ended"
+    )
+    assert processes_with("54330") == []
+
+
+def test_agents_that_are_dropped_end_what_they_started(tmp_path):
+    """What an error in the launcher itself comes to."""
+    share = Share(Host("localhost", 1), 0, 0, 1)
+    command = ["bash", "-c", "sleep 54331 & echo ready; sleep 54331"]
+    job = Job("id", 1, 0, 0, 1, "127.0.0.1", free_port(), str(tmp_path), {}, command, 30.0)
+    agent = Connection(share, [sys.executable, "-m", "hvdtrain.launch.remote.agent"], job)
+    said = []
+    while b"o 0 ready" not in said:
+        said += agent.read(agent.stdout)
+        assert agent.open, said
+    drop([agent], 15.0)
+    assert agent.status() == 1
+    assert processes_with("54331") == []
+
+
 def test_a_launcher_that_is_killed_leaves_nothing():
     process = started("bash", "-c", "echo ready; sleep 54323; : 54323")
     process.kill()
@@ -122,8 +223,7 @@ def test_a_launcher_that_is_killed_leaves_nothing():
 
 def test_an_agent_that_is_killed_takes_its_ranks_along():
     process = started("bash", "-c", "echo ready; sleep 54324; : 54324")
-    agent = next(p for p in psutil.Process(process.pid).children() if "hvdtrain.launch.remote.agent" in p.cmdline())
-    agent.kill()
+    agents_of(process)[0].kill()
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
     assert last_line(err).startswith("hvdtrain launch: localhost failed first: the connection to its agent broke")
@@ -145,6 +245,10 @@ def test_an_agent_that_is_killed_takes_its_ranks_along():
         (["--hostfile", "/none", "true"], "--hostfile /none: No such file"),
         (["-H", "a:1", "--hostfile", "/none", "true"], "both name the hosts"),
         (["-np", "2"], "no command to start"),
+        (
+            ["--output-filename", "/dev/null/x", "-np", "1", "true"],
+            "--output-filename /dev/null/x: cannot be made: Not a",
+        ),
         (["-i", "/none", "-np", "1", "true"], "-i /none: there is no such file"),
         (["-H", "no-such-host.invalid:2", "true"], "the name does not resolve"),
     ],
@@ -165,13 +269,25 @@ def test_other_launchers_commands_are_printed(launcher):
     assert "12345" in done.stdout
 
 
-def started(*command):
-    """A launcher whose two ranks have said that they are ready."""
+def agents_of(process):
+    return [p for p in psutil.Process(process.pid).children() if "hvdtrain.launch.remote.agent" in p.cmdline()]
+
+
+def until(reached):
+    deadline = time.monotonic() + LIMIT_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def started(*command, tmp=None):
+    """A launcher whose two ranks have said that they are ready. `tmp`: where its agent puts what it needs."""
     process = subprocess.Popen(
         [sys.executable, "-m", "hvdtrain", "launch", "-np", "2", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "TMPDIR": str(tmp)} if tmp else None,
     )
     assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
     return process

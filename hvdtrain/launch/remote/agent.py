@@ -113,7 +113,9 @@ class Agent:
                 if not data or any(self._obey(json.loads(line)) for line in lines if line):
                     break
             elif time.monotonic() - heard > SILENCE_S:
-                self._send(f"f nothing heard from the launcher for {SILENCE_S:.0f} s\n".encode())
+                self._send(
+                    f"f nothing heard from the launcher for {SILENCE_S:.0f} s (suspended, or cut off)\n".encode()
+                )
                 break
         self._end(GRACE_S)
         os._exit(1)
@@ -121,25 +123,21 @@ class Agent:
     def _obey(self, order: dict[str, Any]) -> bool:
         """Do what is asked for; True when it is to end."""
         if order["do"] == "signal":
-            self._signal_ranks(order["signal"])
+            self._relay.signal(order["signal"])
         return bool(order["do"] == "end")
-
-    def _signal_ranks(self, number: int) -> None:
-        """To the ranks alone: what they started gets it from them, or not, as they see fit."""
-        for pid in self._relay.running():
-            _send_signal(pid, number)
 
     def _end(self, grace_s: float) -> None:
         """Terminate, wait, kill, everything down to the last descendant; pass on the last output."""
         with self._end_lock:
             if grace_s > 0:
-                self._signal_ranks(signal.SIGTERM)
+                self._relay.signal(signal.SIGTERM)
                 self._relay.wait_for_ends(grace_s)
             # A rank that is being ended may start another process in between: until none is left.
             deadline = time.monotonic() + 3.0
             while (left := _descendants(os.getpid())) and time.monotonic() < deadline:
                 for pid in left:
-                    _send_signal(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 self._relay.wait_for_ends(0.2)
                 _reap()
             self._relay.finish(1.0)
@@ -159,11 +157,6 @@ class Agent:
 def _become_subreaper() -> None:
     # PR_SET_CHILD_SUBREAPER of prctl(2) is 36: orphans of our ranks become our children, so that we find them.
     ctypes.CDLL(None).prctl(36, 1)
-
-
-def _send_signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
 
 
 def _reap() -> None:
@@ -208,7 +201,8 @@ def main() -> None:
     os.chdir(job.folder)
     os.environ.update(job.environment)
     status = Agent(job, orders, out).run()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     # Threads and torch's store must not delay or spoil the end.
     os._exit(status)
 

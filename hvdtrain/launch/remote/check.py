@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,12 +62,19 @@ def check_hosts(
         folder: where the job is to run; None: not checked.
     """
     deadline = time.monotonic() + start_timeout_s
+    given_up = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(max_workers=min(32, len(names))) as pool:
         asked = [
-            pool.submit(_ask_until, name, _peer_of(name, names), options, python, deadline, say, folder)
+            pool.submit(_ask_until, name, _peer_of(name, names), options, python, deadline, say, folder, given_up)
             for name in names
         ]
-        findings = [one.result() for one in asked]
+        try:
+            findings = [one.result() for one in asked]
+        except BaseException:
+            # Ctrl-C: the pool waits for its threads, and they would go on asking.
+            given_up.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return _two_names_of_one(findings)
 
 
@@ -109,6 +117,7 @@ def _ask_until(
     deadline: float,
     say: Callable[[str], None],
     folder: str | None,
+    given_up: threading.Event,
 ) -> Finding:
     waiting = False
     start = time.monotonic()
@@ -118,7 +127,7 @@ def _ask_until(
         left = deadline - time.monotonic()
         if finding.fault is None or not finding.fault.passing:
             return finding
-        if left <= 0:
+        if left <= 0 or given_up.is_set():
             if waiting:
                 waited = f"{finding.fault.message} (waited {time.monotonic() - start:.0f} s)"
                 return Finding(name, None, dataclasses.replace(finding.fault, message=waited))
@@ -126,7 +135,7 @@ def _ask_until(
         if not waiting:
             waiting = True
             say(f"waiting for {place(name, options)} ({finding.fault.kind}), {left:.0f} s at most")
-        time.sleep(min(1.0, left))
+        given_up.wait(min(1.0, left))
 
 
 def _ask(name: str, peer: str | None, options: SshOptions, python: str, folder: str | None, limit_s: float) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 
 from hvdtrain.launch.remote.environment import of_this_host
@@ -42,13 +43,16 @@ class Connection:
         self.open = {self.stdout, self.stderr}
         # What the agent's own stderr said last: ssh's reason when a connection breaks.
         self.stderr_tail: list[str] = []
-        self.order(job.line())
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(job.line())
+            self._stdin.flush()
+        # Nobody waits for an agent that has stopped reading.
+        os.set_blocking(self._stdin.fileno(), False)
 
     def order(self, line: bytes) -> None:
         """Send a line; an agent that is gone is noticed elsewhere."""
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self._stdin.write(line)
-            self._stdin.flush()
+        with contextlib.suppress(BrokenPipeError, BlockingIOError):
+            os.write(self._stdin.fileno(), line)
 
     def read(self, stream: int) -> list[bytes]:
         """The lines that have become whole on one of the two streams; at its end it leaves `open`."""
@@ -64,17 +68,27 @@ class Connection:
         """The exit status, once it has ended."""
         return self._process.poll()
 
-    def drop(self) -> None:
-        """Close the order stream and kill our end: the agent ends by itself when it notices."""
-        with contextlib.suppress(BrokenPipeError):
-            self._stdin.close()
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-    def close(self) -> None:
-        """Give the descriptors back."""
+    def hang_up(self) -> None:
+        """Close all streams: the agent notices, and ends its ranks and itself."""
         for file in (self._process.stdin, self._process.stdout, self._process.stderr):
             if file is not None:
                 with contextlib.suppress(BrokenPipeError):
                     file.close()
+        self.open.clear()
+
+    def wait(self, limit_s: float) -> None:
+        """Wait for the end of ssh, or of the agent where no ssh is needed; after `limit_s` it is killed."""
+        try:
+            self._process.wait(max(0.0, limit_s))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def drop(connections: Sequence[Connection], limit_s: float) -> None:
+    """Hang up on all agents, and give them `limit_s` seconds together to end what they have started."""
+    for connection in connections:
+        connection.hang_up()
+    deadline = time.monotonic() + limit_s
+    for connection in connections:
+        connection.wait(deadline - time.monotonic())

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import select
 import selectors
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 from hvdtrain.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, EXIT_USER_ERROR
-from hvdtrain.launch.remote.connection import Connection
-from hvdtrain.launch.remote.output import Output
+from hvdtrain.launch.remote.connection import Connection, drop
+from hvdtrain.launch.remote.output import Output, message_line
 from hvdtrain.launch.remote.protocol import GRACE_S, PING_S, order, read_report
 
 # After a request to stop, ranks may finish a step and save; then they are ended.
 STOP_LIMIT_S = 300.0
 # Between the order to end and giving up on an agent: its own grace, its last output, a slow line.
-_END_LIMIT_S = GRACE_S + 5.0
+END_LIMIT_S = GRACE_S + 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +40,19 @@ class RunningJob:
 
     Args:
         connections: one per host.
-        output: takes the ranks' lines.
-        say: takes our own messages.
+        output: takes the ranks' lines and our own messages.
     """
 
-    def __init__(self, connections: Sequence[Connection], output: Output, say: Callable[[str], None]) -> None:
+    def __init__(self, connections: Sequence[Connection], output: Output) -> None:
         self._connections = list(connections)
         self._output = output
-        self._say = say
+        self._say = output.say
         self._failure: Failure | None = None
         self._statuses: dict[int, int] = {}
         self._size = sum(connection.share.num_ranks for connection in connections)
         self._end_by: float | None = None
+        self._gave_up = False
+        self._begun = False
         self._signals: list[int] = []
         self._requests = 0
 
@@ -72,10 +74,9 @@ class RunningJob:
             signal.set_wakeup_fd(before_fd)
             for number, handler in before.items():
                 signal.signal(number, handler)
-            for connection in self._connections:
-                connection.drop()
-                connection.close()
             selector.close()
+            # Agents that were given up have had their time.
+            drop(self._connections, 0.0 if self._gave_up else END_LIMIT_S)
             wake.close()
             waker.close()
         return self._conclude()
@@ -83,24 +84,38 @@ class RunningJob:
     def _loop(self, selector: selectors.BaseSelector, wake: socket.socket) -> None:
         last_ping = time.monotonic()
         while any(connection.open for connection in self._connections):
-            for key, _ in selector.select(timeout=0.5):
-                connection = key.data
-                if connection is None:
-                    wake.recv(64)
-                    continue
-                self._take(connection, key.fd)
-                if key.fd not in connection.open:
-                    selector.unregister(key.fd)
+            for connection, stream in self._ready(selector, wake):
+                self._take(connection, stream)
+                if stream not in connection.open:
+                    selector.unregister(stream)
                     if not connection.open:
                         self._note_closed(connection)
             while self._signals:
                 self._take_request(self._signals.pop(0))
+            # With a stop under way it ends no ranks that save: Ctrl-C also ends the `tee` that we write to.
+            if self._output.error is not None and not self._requests:
+                self._fail(Failure("", None, EXIT_FAILED, f"{self._output.error}; the job was ended"))
             now = time.monotonic()
             if now - last_ping >= PING_S:
                 last_ping = now
                 self._order_all(order("ping"))
             if self._end_by is not None and now > self._end_by:
                 self._give_up(selector)
+
+    def _ready(self, selector: selectors.BaseSelector, wake: socket.socket) -> Iterator[tuple[Connection, int]]:
+        """The streams that have something; none while too much waits to be written, so that the ranks wait as well.
+
+        Once the ranks are to stop or to end, all is taken in: they must not wait for a terminal then.
+        """
+        if self._output.full and self._end_by is None:
+            if select.select([wake], [], [], 0.1)[0]:
+                wake.recv(64)
+            return
+        for key, _ in selector.select(timeout=0.5):
+            if key.data is None:
+                wake.recv(64)
+            else:
+                yield key.data, key.fd
 
     def _take(self, connection: Connection, stream: int) -> None:
         for line in connection.read(stream):
@@ -110,7 +125,9 @@ class RunningJob:
                 connection.stderr_tail = [*connection.stderr_tail, text][-20:]
                 continue
             kind, rank, text_bytes = found
-            if kind in "oe":
+            if kind == "s":
+                self._begun = True
+            elif kind in "oe":
                 self._output.line(rank, kind, text_bytes)
             elif kind == "x":
                 self._note_end(connection, rank, int(text_bytes))
@@ -144,9 +161,12 @@ class RunningJob:
             self._end_all()
 
     def _take_request(self, number: int) -> None:
-        """Ctrl-C or SIGTERM: the first asks the ranks to stop, the second ends them."""
+        """Ctrl-C or SIGTERM: the first asks the ranks to stop, the second ends them, as does the first when none runs."""
         self._requests += 1
-        if self._requests == 1:
+        if not self._begun:
+            text = f"{signal.Signals(number).name} before a rank had started; the job was ended"
+            self._fail(Failure("", None, EXIT_FAILED, text))
+        elif self._requests == 1:
             self._say(f"{signal.Signals(number).name}: the ranks were asked to stop; once more ends them at once")
             self._order_all(order("signal", signal=int(signal.SIGTERM)))
             self._end_by = time.monotonic() + STOP_LIMIT_S
@@ -156,7 +176,7 @@ class RunningJob:
             self._end_all()
 
     def _end_all(self) -> None:
-        self._end_by = time.monotonic() + _END_LIMIT_S
+        self._end_by = time.monotonic() + END_LIMIT_S
         self._order_all(order("end"))
 
     def _give_up(self, selector: selectors.BaseSelector) -> None:
@@ -167,6 +187,7 @@ class RunningJob:
             self._failure = Failure("", None, EXIT_FAILED, text)
             self._end_all()
             return
+        self._gave_up = True
         for connection in self._connections:
             if connection.open:
                 self._say(f"{connection.share.host.name} does not answer; its agent ends its ranks when it notices")
@@ -211,6 +232,6 @@ def describe_status(status: int) -> str:
 
 
 def to_stderr(message: str) -> None:
-    """Our own messages, told apart from the ranks'."""
+    """Our own messages where no Output is, told apart from the ranks'."""
     sys.stdout.flush()
-    os.write(2, f"hvdtrain launch: {message}\n".encode())
+    os.write(2, message_line(message))

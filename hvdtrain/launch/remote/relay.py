@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import threading
@@ -37,6 +38,8 @@ class Relay:
         self._ended: set[int] = set()
         self._unknown: set[int] = set()
         self._changed = threading.Condition()
+        # A signal for ranks that have not started yet.
+        self._signal: int | None = None
         self._finish_by: float | None = None
         for local_rank in range(num_ranks):
             for name, kind in (("out", "o"), ("err", "e")):
@@ -51,10 +54,15 @@ class Relay:
         """Begin; never blocks."""
         self._thread.start()
 
-    def running(self) -> list[int]:
-        """Process ids of the ranks that have started and not ended."""
+    def signal(self, number: int) -> None:
+        """Send a signal to the ranks that run, and to any other the moment it starts.
+
+        To the ranks alone: what they started gets it from them, or not, as they see fit.
+        """
         with self._changed:
-            return list(self._pids.values())
+            self._signal = number
+            for pid in self._pids.values():
+                _send_signal(pid, number)
 
     def wait_for_ends(self, limit_s: float) -> bool:
         """Wait until no rank runs; False when the limit came first."""
@@ -128,6 +136,8 @@ class Relay:
     def _note_start(self, local_rank: int, pid: int) -> None:
         with self._changed:
             self._pids[local_rank] = pid
+            if self._signal is not None:
+                _send_signal(pid, self._signal)
         self._send(report("s", self._first_rank + local_rank, str(pid).encode()))
         try:
             self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, data=local_rank)
@@ -168,6 +178,11 @@ class Relay:
                 return
             self._ended.add(local_rank)
         self._send(report("x", self._first_rank + local_rank, str(status).encode()))
+
+
+def _send_signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class _Stream:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvdtrain.errors import EXIT_DONE, EXIT_FAILED
 from hvdtrain.launch.remote.check import Facts, check_hosts, describe, facts_or_error
-from hvdtrain.launch.remote.connection import Connection
+from hvdtrain.launch.remote.connection import Connection, drop
 from hvdtrain.launch.remote.hosts import Share
-from hvdtrain.launch.remote.job import RunningJob, to_stderr
+from hvdtrain.launch.remote.job import END_LIMIT_S, RunningJob, to_stderr
 from hvdtrain.launch.remote.output import Output
 from hvdtrain.launch.remote.protocol import Job
 from hvdtrain.launch.remote.ssh import SshOptions, command_for, interpreter
@@ -68,27 +69,35 @@ def run(plan: Plan) -> int:
         for finding in findings:
             to_stderr(describe(finding, plan.ssh))
     output = Output(plan.output, plan.size)
-    connections: list[Connection] = []
+    try:
+        status = RunningJob(_connect(plan, facts, folder, output), output).run()
+    finally:
+        output.close()
+    if status == EXIT_DONE and output.error is not None:
+        to_stderr(f"the ranks ended well, but not all that they wrote could be passed on: {output.error}")
+        return EXIT_FAILED
+    return status
+
+
+def _connect(plan: Plan, facts: Sequence[Facts], folder: str, output: Output) -> list[Connection]:
+    """An agent on every host, with its part of the job."""
     run_id = secrets.token_hex(8)
+    connections: list[Connection] = []
     try:
         for share, host in zip(plan.shares, facts, strict=True):
             job = _job_of(plan, share, host, facts, folder, run_id)
             if plan.verbose:
                 last = share.first_rank + share.num_ranks - 1
                 way = f", {host.interface} {host.address}" if host.interface else ""
-                to_stderr(f"{share.host.name}: ranks {share.first_rank} to {last}{way}")
+                output.say(f"{share.host.name}: ranks {share.first_rank} to {last}{way}")
             # -P: the working folder must not shadow modules of the agent; the ranks' own path is untouched.
             safe = ["-P"] if sys.version_info >= (3, 11) else []
             line = [*interpreter(plan.python), *safe, "-m", "hvdtrain.launch.remote.agent"]
             connections.append(Connection(share, command_for(share.host.name, line, plan.ssh), job))
     except BaseException:
-        for connection in connections:
-            connection.drop()
+        drop(connections, END_LIMIT_S)
         raise
-    try:
-        return RunningJob(connections, output, to_stderr).run()
-    finally:
-        output.close()
+    return connections
 
 
 def _job_of(plan: Plan, share: Share, host: Facts, facts: Sequence[Facts], folder: str, run_id: str) -> Job:
