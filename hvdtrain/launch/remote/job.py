@@ -161,7 +161,7 @@ class RunningJob:
             self._end_all()
 
     def _take_request(self, number: int) -> None:
-        """Ctrl-C or SIGTERM: the first asks the ranks to stop, the second ends them, as does the first when none runs."""
+        """Ctrl-C or SIGTERM: the first asks the ranks to stop, the second ends them (the first, where none runs)."""
         self._requests += 1
         if not self._begun:
             text = f"{signal.Signals(number).name} before a rank had started; the job was ended"
