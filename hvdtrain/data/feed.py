@@ -42,7 +42,7 @@ class Feed:
     """
 
     def __init__(self, task: Any, config: Config, world: World, *, vote: Vote, pin_memory: bool = False) -> None:
-        self._config, self._world, self._vote = config, world, vote
+        self._config, self._world, self.vote = config, world, vote
         self._dataset = task.train_dataset()
         self.is_stream = isinstance(self._dataset, IterableDataset)
         collate = getattr(task, "collate", None)
@@ -77,7 +77,11 @@ class Feed:
     @property
     def steps_per_epoch(self) -> int | None:
         """Steps of a whole epoch; None where nobody knows."""
-        return None if self.is_stream else self._plan(0).num_steps
+        return self.steps_left(0)
+
+    def steps_left(self, used: int) -> int | None:
+        """Steps of an epoch of which `used` samples are used, over all ranks; None where nobody knows."""
+        return None if self.is_stream else self._plan(used).num_steps
 
     def epoch(self, epoch: int, used: int) -> GroupSource:
         """The groups of an epoch after the first `used` samples of it. Iterating may vote: every rank has to.
@@ -122,7 +126,7 @@ class Feed:
             self._state = self._own_state()
             return take(accumulate)
 
-        return VotedGroups(take_next, size=self._world.size, stop=self._stops, vote=self._vote)
+        return VotedGroups(take_next, size=self._world.size, stop=self._stops, vote=self.vote)
 
     def items_in_step(self, group: Group, used: int) -> int:
         """How far a step moves the cursor: items of the dataset, over all ranks."""

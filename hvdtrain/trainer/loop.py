@@ -19,6 +19,7 @@ from hvdtrain.precision import Precision, names_of_non_finite
 from hvdtrain.trainer.control import Control, Heard, LoggedStep, LoggedSums, Said
 from hvdtrain.trainer.losses import add_logged, loss_of_nothing, require_gradient, unpack
 from hvdtrain.trainer.position import Position
+from hvdtrain.trainer.schedule import Schedule
 from hvdtrain.trainer.weights import correction, reference_for
 
 
@@ -57,11 +58,11 @@ class Loop:
         backend: Backend,
         replica: Replica,
         precision: Precision,
-        scheduler: Any,
+        schedule: Schedule,
         position: Position,
     ) -> None:
         self._task, self._backend, self._replica = task, backend, replica
-        self._precision, self._scheduler, self._position = precision, scheduler, position
+        self._precision, self._schedule, self._position = precision, schedule, position
         self._log_every = config.log_every_steps
         self._size = backend.world.size
         self._control = Control(backend)
@@ -169,8 +170,7 @@ class Loop:
         result.lr = float(replica.optimizer.param_groups[0]["lr"])
         replica.step(lambda: precision.step(replica.optimizer, result.finite))
         if result.finite:
-            if self._scheduler is not None:
-                self._scheduler.step()
+            self._schedule.step()
         else:
             precision.check_progress(lambda: names_of_non_finite(replica.bare_model), result.has_weight)
         for parameter in self._parameters:

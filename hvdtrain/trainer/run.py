@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from hvdtrain.backends import Backend, ConnectOptions, Replica, make_backend
 from hvdtrain.checkpoint import BestRule, CheckpointStore
 from hvdtrain.config import Config
@@ -25,13 +23,14 @@ from hvdtrain.metrics import Summary, clear_summary, end_report, parameters_sha2
 from hvdtrain.precision import Precision
 from hvdtrain.profiling import Profile, Profiled
 from hvdtrain.task import load_task
-from hvdtrain.trainer import schedule
 from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.evaluation import Evaluation
+from hvdtrain.trainer.length import RunLength
 from hvdtrain.trainer.loop import Loop, vote
 from hvdtrain.trainer.optimizer import make_optimizer
 from hvdtrain.trainer.position import Position
 from hvdtrain.trainer.saving import Saving, on_root
+from hvdtrain.trainer.schedule import Schedule, scale_learning_rate
 from hvdtrain.trainer.session import Session
 from hvdtrain.trainer.show import Show
 
@@ -152,7 +151,7 @@ class Job:
         seed_all(config.seed)
         model = task.model().to(backend.device)
         optimizer = make_optimizer(task, config, model)
-        learning_rate = schedule.scale_learning_rate(config, optimizer, backend.world.size)
+        scale_learning_rate(config, optimizer, backend.world.size)
         replica = backend.wrap(
             model,
             optimizer,
@@ -170,8 +169,9 @@ class Job:
         evaluation = Evaluation(task, config, backend)
         if rule is not None and not evaluation.is_possible:
             raise config.error("checkpoint.best", "the task has no eval_dataset() and metrics() to find the best by")
-        total_steps = _total_steps(config, feed)
-        scheduler = _scheduler(task, config, optimizer, total_steps)
+        length = RunLength()
+        length.measure(config, feed, self._position)
+        schedule = Schedule(task, config, optimizer, length)
         precision = Precision(
             config.precision, backend.device, loss_scale=config.loss_scale, clip_norm=config.clip_norm
         )
@@ -179,19 +179,19 @@ class Job:
         seed_all(derived_seed(config.seed, backend.world.rank, 0))
         profile = Profile(backend, self._output, every_steps=config.log_every_steps) if self._profiles else None
         called = (task, backend, replica, feed) if profile is None else profile.watch(task, backend, replica, feed)
-        loop = Loop(called[0], config, called[1], called[2], precision, scheduler, self._position)
-        saving = Saving(store, config, backend, replica, feed, precision, scheduler, self._position, loop)
+        loop = Loop(called[0], config, called[1], called[2], precision, schedule, self._position)
+        saving = Saving(store, config, backend, replica, feed, precision, schedule, length, self._position, loop)
         # Nothing of the user's is built after this: it might draw random numbers.
         resumed = saving.resume(found)
         # Not before the checkpoint is known to fit: a wrong flag leaves the folder's config.yaml as it was.
         on_root(backend, self._write_config)
         self._check_resume(resume, resumed)
         show = stack.enter_context(
-            Show(config, backend, self._position, total_steps, resumed=resumed, watch=self._watch)
+            Show(config, backend, self._position, length.total_steps, resumed=resumed, watch=self._watch)
         )
-        show.announce(model, learning_rate, total_steps)
+        show.announce(model, schedule)
         if profile is not None:
-            profile.plan(self._position.step, total_steps)
+            profile.plan(self._position.step, length.total_steps)
         session = Session(
             config, backend, replica, called[3], loop, evaluation, saving, precision, self._position,
             show if profile is None else profile.watch_show(show),
@@ -272,17 +272,3 @@ class Job:
         summary = self._summary("failed")
         summary.failure = failure.to_dict()
         write_summary(summary, self._output)
-
-
-def _total_steps(config: Config, feed: Feed) -> int | None:
-    per_epoch = feed.steps_per_epoch
-    by_epochs = None if per_epoch is None or config.epochs is None else per_epoch * config.epochs
-    limits = [limit for limit in (by_epochs, config.max_steps) if limit is not None]
-    return min(limits) if limits else None
-
-
-def _scheduler(task: Any, config: Config, optimizer: torch.optim.Optimizer, total_steps: int | None) -> Any:
-    own = callable(getattr(task, "scheduler", None))
-    if not own and config.lr.schedule == "constant" and config.lr.warmup_steps == 0:
-        return None
-    return schedule.make_scheduler(task, config, optimizer, total_steps)

@@ -23,8 +23,10 @@ from hvdtrain.data.order import derived_seed
 from hvdtrain.data.seeding import seed_all
 from hvdtrain.errors import CheckpointError, UserError
 from hvdtrain.precision import Precision
+from hvdtrain.trainer.length import RunLength
 from hvdtrain.trainer.loop import Loop
 from hvdtrain.trainer.position import Position
+from hvdtrain.trainer.schedule import Schedule
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,13 +57,14 @@ class Saving:
         replica: Replica,
         feed: Feed,
         precision: Precision,
-        scheduler: Any,
+        schedule: Schedule,
+        length: RunLength,
         position: Position,
         loop: Loop,
     ) -> None:
         self._store, self._config, self._backend, self._replica = store, config, backend, replica
-        self._feed, self._precision, self._scheduler, self._position = feed, precision, scheduler, position
-        self._loop = loop
+        self._feed, self._precision, self._schedule, self._position = feed, precision, schedule, position
+        self._length, self._loop = length, loop
         self.saved_step: int | None = None
 
     def would_be_best(self, metrics: dict[str, float]) -> bool:
@@ -86,7 +89,7 @@ class Saving:
         state = {
             "format": 1,
             **self._replica.state_dict(),
-            "scheduler": {} if self._scheduler is None else self._scheduler.state_dict(),
+            "scheduler": self._schedule.state_dict(),
             "scaler": {**self._precision.state_dict(), "weight_reference": self._loop.weight_reference},
             "progress": self._position.to_dict(),
             "rng": {"ranks": rank_states},
@@ -108,32 +111,50 @@ class Saving:
             return False
         refuse_changed(small["config"], self._config.to_dict())
         states = small["rng"]["ranks"]
+        changes = config_differences(small["config"], self._config.to_dict())
         if self._backend.world.is_root:
-            self._tell_differences(config_differences(small["config"], self._config.to_dict()))
+            for line in changes:
+                logger.info("changed since the checkpoint: %s", line)
             if len(states) != self._backend.world.size:
                 logger.info("the checkpoint is of %d rank(s), this job has %d", len(states), self._backend.world.size)
         on_root(self._backend, lambda: self._load(found))
         self._replica.broadcast_state()
-        if self._scheduler is not None and small["scheduler"]:
-            self._scheduler.load_state_dict(small["scheduler"])
         self._loop.weight_reference = small["scaler"].pop("weight_reference", None)
         self._precision.load_state_dict(small["scaler"])
         progress = small["progress"]
         self._position.epoch, self._position.step = progress["epoch"], progress["step"]
         self._position.samples_in_epoch = progress["samples_in_epoch"]
-        self._restore_random_numbers(states)
         data = [state["data"] for state in states]
         self._feed.load_state_dicts(data, in_mid_epoch=self._position.samples_in_epoch > 0)
+        saved_lr = self._schedule.lr
+        self._length.measure(self._config, self._feed, self._position)
+        self._schedule.resume(small["scheduler"], self._position.step - self._precision.skipped_steps)
+        if self._backend.world.is_root:
+            self._tell_learning_rate(changes, saved_lr)
+        # Last: what the user's code drew until here must not count.
+        self._restore_random_numbers(states)
         self.saved_step = self._position.step
         return True
 
-    def _tell_differences(self, lines: list[str]) -> None:
-        for line in lines:
-            logger.info("changed since the checkpoint: %s", line)
-        if any(line.startswith(("optimizer.", "lr.scaling", "lr.base_batch")) for line in lines):
+    def _tell_learning_rate(self, changes: list[str], saved_lr: float) -> None:
+        schedule, size = self._schedule, self._backend.world.size
+        # Other ranks or another batch ask for another rate too, where it is scaled.
+        scaled_anew = self._config.lr.scaling != "none" and schedule.asked_lr != schedule.base_lr
+        if scaled_anew or any(line.startswith(("optimizer.", "lr.scaling", "lr.base_batch")) for line in changes):
             logger.warning(
-                "the optimizer's options, the learning rate among them, stay those of the checkpoint; "
-                "to change them, start another run from its weights"
+                "the optimizer's options, the learning rate among them, stay those of the checkpoint: %.6g, where this "
+                "job on %d rank(s) asks for %.6g; to change them, start another run from its weights",
+                schedule.base_lr,
+                size,
+                schedule.asked_lr,
+            )
+        if schedule.lr != saved_lr or any(line.startswith(("lr.schedule", "lr.warmup_steps")) for line in changes):
+            logger.warning(
+                "warm-up and schedule are those of this job from step %d on, as if they had been from the start: the "
+                "learning rate is %.6g there, and would have been %.6g",
+                self._position.step + 1,
+                schedule.lr,
+                saved_lr,
             )
 
     def _load(self, found: Found | None) -> None:

@@ -20,7 +20,7 @@ from hvdtrain.trainer.control import LoggedStep
 from hvdtrain.trainer.epoch_watch import EpochWatch
 from hvdtrain.trainer.loop import Step
 from hvdtrain.trainer.position import Position
-from hvdtrain.trainer.schedule import effective_batch, scale_factor
+from hvdtrain.trainer.schedule import Schedule, effective_batch, scale_factor
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ class Show:
         watch: EpochWatch | None = None,
     ) -> None:
         self._config, self._backend, self._position = config, backend, position
+        self._total_steps, self._resumed = total_steps, resumed
         self._is_root = backend.world.is_root
         self._meter = ThroughputMeter()
         self._progress = Progress(
@@ -65,7 +66,7 @@ class Show:
         if self._writer is not None:
             self._writer.close()
 
-    def announce(self, model: nn.Module, learning_rate: float, total_steps: int | None) -> None:
+    def announce(self, model: nn.Module, schedule: Schedule) -> None:
         """A few lines on what is about to happen."""
         if not self._is_root:
             return
@@ -85,20 +86,21 @@ class Show:
                 f"effective batch {batch} = {config.batch_size} x {config.accumulate} accumulated x {world.size} ranks"
             )
         )
-        scaled = (
-            f" (scaled {config.lr.scaling} by {scale_factor(config, world.size):.4g})"
-            if config.lr.scaling != "none"
-            else ""
-        )
-        steps = "unknown number of" if total_steps is None else f"{total_steps:,}"
+        steps = "unknown number of" if self._total_steps is None else f"{self._total_steps:,}"
         logger.info(
             "%s parameters; %s; learning rate %.6g%s; %s steps",
-            f"{num_parameters:,}",
-            said,
-            learning_rate,
-            scaled,
-            steps,
-        )
+            f"{num_parameters:,}", said, schedule.base_lr, self._about_rate(schedule), steps,
+        )  # fmt: skip
+
+    def _about_rate(self, schedule: Schedule) -> str:
+        scaling = self._config.lr.scaling
+        about = ""
+        # A resumed run's base rate is its checkpoint's, which other ranks may have scaled.
+        if scaling != "none" and schedule.base_lr == schedule.asked_lr:
+            about = f" (scaled {scaling} by {scale_factor(self._config, self._backend.world.size):.4g})"
+        if self._resumed and schedule.lr != schedule.base_lr:
+            about += f", {schedule.lr:.6g} in step {self._position.step + 1}"
+        return about
 
     def start(self) -> None:
         """The first step is about to begin."""

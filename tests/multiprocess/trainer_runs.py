@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,26 @@ def train_here(backend: Any, tree: dict[str, Any], resume: str = "none") -> tupl
     config = Config.model_validate({**tree, "backend": backend.name})
     status = train_on(backend, config, resume=resume)
     return status, seen()
+
+
+def train_and_listen(backend: Any, tree: dict[str, Any], resume: str = "none") -> list[str]:
+    """On one rank: train; what the trainer and the data logged."""
+    messages: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    keep = Keep()
+    loggers = [logging.getLogger(f"hvdtrain.{name}") for name in ("trainer", "data")]
+    for logger in loggers:
+        logger.addHandler(keep)
+    try:
+        train_here(backend, tree, resume)
+    finally:
+        for logger in loggers:
+            logger.removeHandler(keep)
+    return messages
 
 
 def stop_here(backend: Any, tree: dict[str, Any], resume: str = "none") -> tuple[int, list[Any]]:

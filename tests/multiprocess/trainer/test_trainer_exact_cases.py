@@ -204,4 +204,4 @@ def test_m_a_resume_does_not_scale_again(pool2, tmp_path, schedule):
         assert rates == [0.2] * 4
     else:
         # Cosine over 2 steps, then over 4: 0.2 * (1 + cos(pi * k / n)) / 2.
-        assert rates == pytest.approx([0.2, 0.1, 0.0, 0.2 * 0.1464466], abs=1e-6)
+        assert rates == pytest.approx([0.2, 0.1, 0.1, 0.2 * 0.1464466], abs=1e-6)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trainer_runs import Ran, job, run, stop_here, train_here
+from trainer_runs import Ran, job, run, stop_here, train_and_listen, train_here
 
 
 def flat(rank):
@@ -65,6 +65,53 @@ def test_k_the_rest_of_an_epoch_on_another_number_of_ranks(pool2, pools, tmp_pat
     assert (sum(len(flat(r)) for r in first.seen), sum(len(flat(r)) for r in second.seen)) == (24, 16)
     assert second.summary["epochs"] == 1
     assert not set(map(str, done)) & set(map(str, rest))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "total", "rates"),
+    [
+        # 16 samples: 8 steps an epoch on two ranks, 16 on one; linear to zero over 2 epochs, changed after the first.
+        (2, 1, 24, [0.5 - i / 32 for i in range(16)]),
+        (1, 2, 24, [0.5 - i / 16 for i in range(8)]),
+    ],
+)
+def test_a_schedule_goes_on_with_another_number_of_ranks(pools, tmp_path, before, after, total, rates):
+    """Where it was, to zero at the new end."""
+    keys = {"optimizer": {"name": "SGD", "lr": 1.0}, "lr": {"schedule": "linear", "scaling": "linear", "base_batch": 1}}
+    tree = job("Linear", tmp_path, task_options={"values": [1.0] * 16}, epochs=2, **keys)
+    run(pools("ddp", before), {**tree, "max_steps": 16 // before})
+    (messages, *_) = pools("ddp", after).run(train_and_listen, {**tree, "max_steps": None}, "auto")
+    ran = Ran(0, tmp_path, [])
+    assert ran.summary["steps"] == total
+    # The base rate stays the one that was scaled for the ranks of before.
+    found = [line["lr"] for line in ran.metrics][16 // before :]
+    assert found == pytest.approx([before * rate for rate in rates], abs=1e-9)
+    assert any(
+        f"learning rate {before}, {before / 2:g} in step {16 // before + 1}; {total} steps" in m for m in messages
+    )
+    warned = (
+        f"stay those of the checkpoint: {before}, where this job on {after} rank(s) asks for {after}; to change them"
+    )
+    assert any(warned in message for message in messages)
+
+
+def test_a_changed_schedule_is_told_and_starts_where_the_run_is(pools, tmp_path):
+    pool = pools("ddp", 2)
+    tree = job("Linear", tmp_path, task_options={"values": [1.0] * 16}, max_steps=8)
+    run(pool, {**tree, "max_steps": 4})
+    changed = {**tree, "lr": {"schedule": "linear"}, "max_steps": 8}
+    (messages, others) = pool.run(train_and_listen, {**changed, "epochs": None, "max_steps": 8}, "auto")
+    assert [line["lr"] for line in Ran(0, tmp_path, []).metrics] == pytest.approx(
+        [0.1] * 4 + [0.05, 0.0375, 0.025, 0.0125]
+    )
+    assert any(
+        "those of this job from step 5 on, as if they had been from the start: the learning rate is 0.05 there, and "
+        "would have been 0.1" in message
+        for message in messages
+    )
+    assert others == []
+    run(pool, {**tree, "epochs": None, "max_steps": 10}, resume="auto")
+    assert [line["lr"] for line in Ran(0, tmp_path, []).metrics][8:] == [0.1, 0.1]
 
 
 MOMENTUM = {"name": "SGD", "lr": 0.05, "momentum": 0.9}
