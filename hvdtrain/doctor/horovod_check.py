@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from hvdtrain.doctor.finding import Finding, absent, fault, ok
 from hvdtrain.horovod_build.explain import essence, explain_import_failure
+from hvdtrain.horovod_build.installed import FAST_FP16_MARK
 from hvdtrain.horovod_build.run import run
 
 _PROBE_LIMIT_S = 180.0
@@ -18,7 +19,7 @@ _PROBE = """
 import json, sys, traceback
 from importlib.util import find_spec
 from pathlib import Path
-seen = {"folder": None, "built_for": None, "error": "", "transports": []}
+seen = {"folder": None, "built_for": None, "error": "", "transports": [], "fast_fp16": False}
 spec = find_spec("horovod")
 if spec is not None and spec.origin:
     folder = Path(spec.origin).parent
@@ -27,6 +28,7 @@ if spec is not None and spec.origin:
         seen["built_for"] = json.loads((folder / "metadata.json").read_text()).get("pytorch")
     except (OSError, ValueError):
         pass
+    seen["fast_fp16"] = (folder.parent / sys.argv[1]).is_file()
     try:
         import horovod
         import horovod.torch as hvd
@@ -48,7 +50,7 @@ class HorovodSeen:
     """What the probe saw.
 
     `folder` is None where Horovod is not installed; `built_for` is the torch that its build recorded; `error` is what
-    the import said; `transports` is what it was built with.
+    the import said; `transports` is what it was built with, `fast_fp16` whether `--fast-fp16` was among it.
     """
 
     folder: str | None = None
@@ -56,6 +58,7 @@ class HorovodSeen:
     built_for: str | None = None
     error: str = ""
     transports: tuple[str, ...] = ()
+    fast_fp16: bool = False
 
     @property
     def loads(self) -> bool:
@@ -64,7 +67,7 @@ class HorovodSeen:
 
 def probe_horovod(environ: Mapping[str, str], python: str = sys.executable) -> HorovodSeen:
     """Import Horovod in a process of its own and ask."""
-    done = run([python, "-c", _PROBE], limit_s=_PROBE_LIMIT_S, environ=environ, cwd="/")
+    done = run([python, "-c", _PROBE, FAST_FP16_MARK], limit_s=_PROBE_LIMIT_S, environ=environ, cwd="/")
     if not done.ok:
         # Not even an exception: the extension brought the process down.
         return HorovodSeen(folder="?", error=done.reason(_PROBE_LIMIT_S))
@@ -75,6 +78,7 @@ def probe_horovod(environ: Mapping[str, str], python: str = sys.executable) -> H
         built_for=seen["built_for"],
         error=seen["error"],
         transports=tuple(seen["transports"]),
+        fast_fp16=seen["fast_fp16"],
     )
 
 
@@ -91,6 +95,8 @@ def check_horovod(seen: HorovodSeen, torch: str | None) -> list[Finding]:
     if not seen.loads:
         return [fault("horovod", f"{built}; does not load: {essence(seen.error)}", explain_import_failure(seen.error))]
     found = f"{seen.version}, {built}, with {', '.join(seen.transports) or 'no transport'}"
+    if seen.fast_fp16:
+        found += ", fast fp16 sums"
     if seen.built_for is not None and torch is not None and seen.built_for != torch:
         cure = "hvdtrain build-horovod --force (it loads by luck: C++ layouts may differ without an error)"
         return [fault("horovod", f"{found}; the installed torch is {torch}", cure)]

@@ -98,6 +98,7 @@ def build_wheel(
     jobs: int,
     log: Path,
     out: TextIO,
+    fast_fp16: bool = False,
 ) -> Path:
     """Unpack, patch, compile; about 4 minutes on two cores.
 
@@ -110,6 +111,7 @@ def build_wheel(
         jobs: compiler processes at once.
         log: file for the whole output.
         out: where progress goes: one line that changes on a terminal, else a line every 15 s.
+        fast_fp16: as in `patch_source`.
 
     Raises:
         UserError: not enough disk space for the build.
@@ -123,7 +125,7 @@ def build_wheel(
                 f"{_BUILD_DISK_BYTES / 1e9:.0f} GB: make room there, or point TMPDIR to a larger disk"
             )
         source = unpack(sdist, scratch)
-        changes = patch_source(source, facts.cxx_standard)
+        changes = patch_source(source, facts.cxx_standard, fast_fp16=fast_fp16)
         command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation",
                    "--no-cache-dir", "--wheel-dir", str(target), str(source)]  # fmt: skip
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ def default_cache(environ: Mapping[str, str]) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class WheelKey:
-    """All that decides whether a wheel fits: the torch, the Python, the C library, the transports."""
+    """All that decides whether a wheel fits: the torch, the Python, the C library, the transports, gloo's fp16 sums."""
 
     torch: str
     cxx11_abi: bool
@@ -47,9 +47,10 @@ class WheelKey:
     libc: str
     mpi: str | None
     nccl: str | None
+    fast_fp16: bool = False
 
     @classmethod
-    def of(cls, facts: TorchFacts, toolchain: Toolchain) -> WheelKey:
+    def of(cls, facts: TorchFacts, toolchain: Toolchain, *, fast_fp16: bool = False) -> WheelKey:
         """The key of the wheel that would be built here."""
         return cls(
             torch=facts.version,
@@ -61,6 +62,7 @@ class WheelKey:
             libc=" ".join(platform.libc_ver()),
             mpi=toolchain.mpi,
             nccl=facts.cuda if toolchain.cuda_home else None,
+            fast_fp16=fast_fp16,
         )
 
     @property
@@ -72,9 +74,11 @@ class WheelKey:
     def name(self) -> str:
         """The wheel's folder in the cache: readable, and unique through the digest at its end."""
         values = {"recipe": _RECIPE, "horovod": HOROVOD_VERSION, **dataclasses.asdict(self)}
+        # Stands in the readable part.
+        del values["fast_fp16"]
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]
         python = self.python.split("-")[1] if "-" in self.python else self.python
-        readable = f"torch-{self.torch}-py{python}-{'-'.join(self.transports)}"
+        readable = f"torch-{self.torch}-py{python}-{'-'.join(self.transports)}{'-fast_fp16' if self.fast_fp16 else ''}"
         return f"{re.sub(r'[^A-Za-z0-9.+-]', '_', readable)}-{digest}"
 
 

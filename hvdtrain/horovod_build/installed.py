@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+# A file that the patch adds to the package, so that an installed one can be told from the release as it is.
+FAST_FP16_MARK = "horovod/fast_fp16.py"
+
 
 @dataclasses.dataclass(frozen=True)
 class InstalledHorovod:
@@ -18,11 +21,13 @@ class InstalledHorovod:
         folder: the package's folder.
         torch: version of the torch that it was built for, as Horovod's build recorded it; None if it did not.
         extension: the compiled extension for torch and this Python; None if there is none.
+        fast_fp16: whether gloo sums float16 in vector instructions.
     """
 
     folder: Path
     torch: str | None
     extension: Path | None
+    fast_fp16: bool = False
 
 
 def find_installed(path: Sequence[str] | None = None) -> InstalledHorovod | None:
@@ -38,5 +43,6 @@ def find_installed(path: Sequence[str] | None = None) -> InstalledHorovod | None
         suffixes = importlib.machinery.EXTENSION_SUFFIXES
         candidates = (folder / "torch" / f"mpi_lib_v2{suffix}" for suffix in suffixes)
         extension = next((file for file in candidates if file.is_file()), None)
-        return InstalledHorovod(folder, metadata.get("pytorch"), extension)
+        fast_fp16 = (folder.parent / FAST_FP16_MARK).is_file()
+        return InstalledHorovod(folder, metadata.get("pytorch"), extension, fast_fp16)
     return None

@@ -33,6 +33,7 @@ class BuildOptions:
         with_mpi, with_nccl: False leaves the transport out.
         cache: folder for sources, wheels and logs; None is the usual one.
         jobs: compiler processes at once; None: as many as cores and memory allow.
+        fast_fp16: gloo sums float16 in vector instructions, which the release leaves out.
     """
 
     wheel_only: Path | None = None
@@ -41,6 +42,7 @@ class BuildOptions:
     with_nccl: bool = True
     cache: Path | None = None
     jobs: int | None = None
+    fast_fp16: bool = False
 
 
 def build_horovod(options: BuildOptions, out: TextIO, environ: Mapping[str, str] | None = None) -> Path | None:
@@ -56,10 +58,10 @@ def build_horovod(options: BuildOptions, out: TextIO, environ: Mapping[str, str]
     environ = dict(os.environ if environ is None else environ)
     install.check_pip()
     facts = read_torch_facts()
-    if options.wheel_only is None and not options.force and _works_already(facts, environ, out):
+    if options.wheel_only is None and not options.force and _works_already(options, facts, environ, out):
         return None
     toolchain = find_toolchain(facts, with_mpi=options.with_mpi, with_nccl=options.with_nccl, environ=environ)
-    key = WheelKey.of(facts, toolchain)
+    key = WheelKey.of(facts, toolchain, fast_fp16=options.fast_fp16)
     for note in toolchain.notes:
         _say(out, f"note: {note}")
     with_mpi = f", MPI from {toolchain.mpi}" if toolchain.mpi else ""
@@ -80,7 +82,7 @@ def build_horovod(options: BuildOptions, out: TextIO, environ: Mapping[str, str]
     return wheel
 
 
-def _works_already(facts: TorchFacts, environ: Mapping[str, str], out: TextIO) -> bool:
+def _works_already(options: BuildOptions, facts: TorchFacts, environ: Mapping[str, str], out: TextIO) -> bool:
     found = find_installed()
     if found is None:
         return False
@@ -89,6 +91,9 @@ def _works_already(facts: TorchFacts, environ: Mapping[str, str], out: TextIO) -
             out,
             f"the installed Horovod was built for torch {found.torch}, here is torch {facts.version}: building anew",
         )
+        return False
+    if options.fast_fp16 and not found.fast_fp16:
+        _say(out, "the installed Horovod was built without --fast-fp16: replacing it")
         return False
     proven = proof.prove_gloo(environ)
     if not proven.ok:
@@ -137,7 +142,17 @@ def _cached_or_built(
             start = time.monotonic()
             target = scratch / "wheel"
             target.mkdir()
-            built = build_wheel(sdist, target, facts, toolchain, environ=borrowed, jobs=jobs, log=log, out=out)
+            built = build_wheel(
+                sdist,
+                target,
+                facts,
+                toolchain,
+                environ=borrowed,
+                jobs=jobs,
+                log=log,
+                out=out,
+                fast_fp16=options.fast_fp16,
+            )
             _say(out, f"built in {(time.monotonic() - start) / 60:.1f} min")
             # Proven before it is kept: a wheel that does not work never enters the cache.
             unpacked = scratch / "unpacked"

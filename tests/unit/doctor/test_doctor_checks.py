@@ -67,6 +67,8 @@ def test_horovod_that_fits():
     (finding,) = check_horovod(seen, "2.13.0+cpu")
     assert finding.status is Status.OK
     assert finding.found == "0.28.1, built for torch 2.13.0+cpu, with gloo, mpi"
+    (finding,) = check_horovod(dataclasses.replace(seen, fast_fp16=True), "2.13.0+cpu")
+    assert finding.found == "0.28.1, built for torch 2.13.0+cpu, with gloo, mpi, fast fp16 sums"
 
 
 @pytest.mark.parametrize(

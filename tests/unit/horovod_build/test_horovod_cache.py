@@ -39,6 +39,7 @@ def test_the_name_can_be_read_and_is_a_file_name():
         {"mpi": None},
         {"mpi": "MPICH 4.0.2"},
         {"nccl": "12.8"},
+        {"fast_fp16": True},
     ],
 )
 def test_whatever_decides_whether_a_wheel_loads_changes_the_key(change):

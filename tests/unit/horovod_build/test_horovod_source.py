@@ -6,11 +6,13 @@ import socketserver
 import pytest
 
 from hvdtrain.errors import UserError
+from hvdtrain.horovod_build.installed import FAST_FP16_MARK, find_installed
 from hvdtrain.horovod_build.patch import patch_source
 from hvdtrain.horovod_build.source import SDIST_NAME, SDIST_SHA256, check_hash, fetch_sdist
 from hvdtrain.horovod_build.torch_facts import cxx_standard
 
 TOP = "project(horovod CXX)\n\nset(CMAKE_CXX_STANDARD 14)\nset(CMAKE_CXX_STANDARD_REQUIRED ON)\n"
+TOP += "if (gloo)\n    add_subdirectory(third_party/gloo)\nendif()\n"
 TORCH = """execute_process(
     COMMAND ${PY_EXE} -c "from distutils.sysconfig import get_python_inc; print(get_python_inc())"
 if(NOT Pytorch_VERSION VERSION_LESS "1.5.0")
@@ -64,6 +66,30 @@ def test_what_is_changed_in_the_release(release):
     exec((release / "horovod/runner/http/http_server.py").read_text(), names)
     assert names["RendezvousHTTPServer"].request_queue_size == 4096
     assert names["KVStoreHTTPServer"].request_queue_size == 4096
+
+
+def test_fast_fp16_sums_are_switched_on_before_gloo_reads_its_options(release):
+    changes = patch_source(release, 20, fast_fp16=True)
+    top = (release / "CMakeLists.txt").read_text()
+    assert top.index("-mf16c") < top.index("set(USE_AVX ON)") < top.index("    add_subdirectory(third_party/gloo)\n")
+    assert top.index("add_subdirectory") < top.index("target_sources(gloo")
+    assert top.count("add_subdirectory") == 1
+    assert changes[-2:] == [
+        "horovod/runner/http/http_server.py: the launchers' server lets more than 5 ranks wait",
+        "CMakeLists.txt: gloo's vector sums of float16",
+    ]
+    assert (release / FAST_FP16_MARK).is_file()
+
+
+def test_an_installation_tells_whether_its_fp16_sums_are_fast(release):
+    (release / "horovod/torch/__init__.py").touch()
+    as_released = find_installed([str(release)])
+    assert as_released is not None
+    assert not as_released.fast_fp16
+    patch_source(release, 20, fast_fp16=True)
+    fast = find_installed([str(release)])
+    assert fast is not None
+    assert fast.fast_fp16
 
 
 def test_another_release_is_refused_with_the_file_named(release):
