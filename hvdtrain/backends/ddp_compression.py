@@ -23,9 +23,22 @@ def register_compression(ddp: DistributedDataParallel, compression: str) -> None
     if compression == "powersgd":
         # Rank 1 and the first steps uncompressed: Vogels et al. 2019, as torch recommends.
         state = powerSGD_hook.PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=10)
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        ddp.register_comm_hook(state, _power_sgd_hook)
         return
     ddp.register_comm_hook(_DTYPES[compression], _cast_hook)
+
+
+def _power_sgd_hook(state: powerSGD_hook.PowerSGDState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """torch's hook, one bucket at a time on CPUs.
+
+    A bucket is reduced by a chain of sums, each begun by the one before. Under gloo that happens in threads of its own:
+    with several buckets under way the ranks begin sums in different orders, and numbers of different buckets are added,
+    or the process aborts. On GPUs all sums are begun by the thread that calls this, in one order.
+    """
+    future = powerSGD_hook.powerSGD_hook(state, bucket)
+    if not bucket.buffer().is_cuda:
+        future.wait()
+    return future
 
 
 def _cast_hook(dtype: torch.dtype, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

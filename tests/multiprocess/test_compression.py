@@ -141,6 +141,31 @@ def test_training_is_close_to_uncompressed(pool2, compression, tolerance):
     assert compressed[0][0] == pytest.approx(plain[0][0], rel=tolerance)
 
 
+def test_powersgd_of_many_buckets_is_the_same_on_all_ranks(pools):
+    """Its sums over gloo once met those of other buckets: the process aborted, or the ranks went apart."""
+
+    def work(backend):
+        torch.manual_seed(0)
+        layers = [layer for width in range(9, 33) for layer in (nn.Linear(width - 1, width), nn.Tanh())]
+        model = nn.Sequential(*layers, nn.Linear(32, 1))
+        replica = backend.wrap(model, torch.optim.SGD(model.parameters(), lr=0.05), "powersgd", bucket_mb=0.001)
+        replica.broadcast_state()
+        for step in range(60):
+            x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2 * step + backend.world.rank))
+            with replica.microbatch(0, 1):
+                (replica.model(x) - x[:, :1]).square().mean().backward()
+            replica.finish_gradients()
+            replica.step()
+            replica.optimizer.zero_grad()
+        weights = nn.utils.parameters_to_vector(model.parameters()).detach()
+        replica.close()
+        return weights
+
+    first, second = pools("ddp", 2).run(work)
+    assert bool(torch.isfinite(first).all())
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("compression", ["bf16", "powersgd"])
 def test_horovod_says_why_it_has_neither(pools, compression):
     def work(backend, compression):
