@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by examples/mnist/run.sh and tests/run.sh from the top folder of the repository: makes .venv and keeps it up to date.
+# Sourced from the top folder of the repository by examples/mnist/run.sh, tests/run.sh and .ci: makes .venv and keeps it
+# up to date.
 
 # The release that the tests run with. It is installed on its own and first: with the range of pyproject.toml alone pip
 # would take the newest release, on x86 with gigabytes of CUDA libraries.
@@ -66,11 +67,14 @@ python_package() {
 
 has_gpu() { [ -e /dev/nvidia0 ] || [ -e /dev/kfd ] || { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }; }
 
+# has_cpu_torch REQUIREMENT OPTIONS... : whether that torch is a CPU build where pip looks by itself; OPTIONS: pip install's.
+has_cpu_torch() { pip install --dry-run --no-deps "$@" 2>/dev/null | grep -q '+cpu'; }
+
 install_torch() {
     local wanted="torch==$TORCH_VERSION"
     python -c "import importlib.metadata as m; raise SystemExit(m.version('torch').split('+')[0] != '$TORCH_VERSION')" \
         2>/dev/null && return
-    if ! has_gpu && ! pip install --dry-run --no-deps "$wanted" 2>/dev/null | grep -q '+cpu'; then
+    if ! has_gpu && ! has_cpu_torch "$wanted"; then
         say "installing $wanted (no GPU seen: its CPU build, about 200 MB)"
         pip install --quiet --retries 1 --timeout 20 --index-url "$TORCH_CPU_INDEX" "$wanted" && return
         say "the CPU build could not be had, see above; taking the one that pip's index has"

@@ -5,16 +5,12 @@ out=$1
 mkdir -p "$out"
 # Hands rank 0's address to the others where mpirun starts the ddp backend and nobody set MASTER_ADDR.
 mpi4py=mpi4py==4.1.2
-for wheel in /wheelhouse/mpi4py-*.whl; do
-    if [ -e "$wheel" ]; then cp "$wheel" "$out/"; fi
-done
-ls "$out"/mpi4py-*.whl >/dev/null 2>&1 || /opt/hvdtrain/bin/pip download -q --no-deps -d "$out" "$mpi4py"
-for wheel in /wheelhouse/horovod-*.whl; do
-    if [ -e "$wheel" ]; then
-        cp "$wheel" "$out/"
-        exit 0
-    fi
-done
+# What the wheelhouse has for this Python, if anything.
+from_wheelhouse() {
+    /opt/hvdtrain/bin/pip download -q --no-deps --no-index --find-links /wheelhouse --only-binary :all: -d "$out" "$1" 2>/dev/null
+}
+from_wheelhouse "$mpi4py" || /opt/hvdtrain/bin/pip download -q --no-deps -d "$out" "$mpi4py"
+if from_wheelhouse horovod; then exit 0; fi
 apt-get update
 DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
     build-essential cmake libopenmpi-dev openmpi-bin python3-dev

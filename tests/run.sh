@@ -6,22 +6,11 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=.setup/venv.sh
 . .setup/venv.sh
+# shellcheck source=.setup/programs.sh
+. .setup/programs.sh
 
 find_python
-need() { command -v "$1" >/dev/null || missing+=("$2"); }
-need c++ g++
-need make make
-need cmake cmake
-need mpicxx libopenmpi-dev
-need mpirun openmpi-bin
-need ssh openssh-client
-# Debian keeps it where only root's PATH looks.
-PATH=$PATH:/usr/sbin:/sbin need sshd openssh-server
-PATH=$PATH:/usr/sbin:/sbin need ip iproute2
-need shellcheck shellcheck
-need espeak-ng espeak-ng
-has_headers='import pathlib, sysconfig; raise SystemExit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())'
-"$PYTHON" -c "$has_headers" 2>/dev/null || missing+=("$(python_package dev)")
+need_for_tests
 install_missing "the tests"
 ensure_venv dev,horovod,asr,plots
 
