@@ -94,6 +94,8 @@ class Hosts:
     shared = ""
     # What a path of the job starts with on the hosts.
     python = ""
+    # Where `hvdtrain-ssh` keeps a host's files, for a shell there.
+    ssh_state = ""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
@@ -168,6 +170,7 @@ class Containers(Hosts):
     kind = "containers"
     shared = "/shared"
     python = "/opt/hvdtrain/bin/python"
+    ssh_state = "/var/lib/hvdtrain-ssh"
 
     def __init__(self, num_hosts: int, project: str) -> None:
         super().__init__([f"host{number}" for number in range(1, num_hosts + 1)])
@@ -233,10 +236,12 @@ def docker(*words: str) -> str:
 class Namespaces(Hosts):
     """Network namespaces of this machine joined by a bridge, an sshd in each: no engine needed, root is.
 
-    They share the file system; each has its own address, host name and /etc/hosts.
+    They share the file system, home included, as machines with an NFS home do; each has its own address, host name and
+    /etc/hosts.
     """
 
     kind = "namespaces"
+    ssh_state = "$HOME/.hvdtrain-ssh/$(hostname)"
 
     def __init__(self, num_hosts: int, folder: Path) -> None:
         super().__init__([f"host{number}" for number in range(1, num_hosts + 1)])
@@ -263,12 +268,14 @@ class Namespaces(Hosts):
             ip("-n", space, "addr", "add", f"10.213.7.{number}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "eth0", "up")
             ip("-n", space, "link", "set", "lo", "up")
+            # As in docker/compose.yaml: mpirun gives a host up when TCP does.
+            ip("netns", "exec", space, "sh", "-c", "echo 5 >/proc/sys/net/ipv4/tcp_retries2")
             self.start_sshd(host)
 
     def start_sshd(self, host: str) -> None:
-        # ssh and sshd look into the user's home, whatever HOME says, and sshd refuses keys below /tmp: each host gets
-        # its own two folders mounted there, in its own mount namespace.
-        home = self.folder / "home" / host
+        # ssh and sshd look into the user's home, whatever HOME says, and sshd refuses keys below /tmp: two folders
+        # of the cluster's are mounted there, in the host's own mount namespace.
+        home = self.folder / "home"
         mounts = []
         for name in (".ssh", ".hvdtrain-ssh"):
             (home / name).mkdir(parents=True, exist_ok=True)
@@ -294,7 +301,7 @@ class Namespaces(Hosts):
 
     def host_environ(self) -> dict[str, str]:
         path = f"{Path(sys.executable).parent}:{ROOT}/docker/ssh:{os.environ['PATH']}:/usr/sbin:/sbin"
-        return {**os.environ, "PATH": path, "HVDTRAIN_SSH_STATE": str(Path.home() / ".hvdtrain-ssh")}
+        return {**{k: v for k, v in os.environ.items() if k != "HVDTRAIN_SSH_STATE"}, "PATH": path}
 
     def pass_firewall(self, what: str) -> None:
         """A Docker engine on this machine makes the kernel drop what other bridges carry, too."""
@@ -307,9 +314,9 @@ class Namespaces(Hosts):
 
     def inside(self, host: str, environ: dict[str, str], tty: bool = False) -> list[str]:
         variables = {**self.host_environ(), **environ}
-        keep = ["HVDTRAIN_SSH_STATE", "PATH", *environ]
-        return ["nsenter", "-t", str(self.pid(host)), "-n", "-u", "-m", "-p", f"--wd={self.shared}", "env",
-                *(f"{name}={variables[name]}" for name in keep)]  # fmt: skip
+        keep = ["PATH", *environ]
+        return ["nsenter", "-t", str(self.pid(host)), "-n", "-u", "-m", "-p", f"--wd={self.shared}",
+                "env", "-u", "HVDTRAIN_SSH_STATE", *(f"{name}={variables[name]}" for name in keep)]  # fmt: skip
 
     def processes(self, host: str) -> list[str]:
         words = [*self.inside(host, {}), "ps", "-eo", "args="]

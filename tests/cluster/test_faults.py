@@ -122,7 +122,7 @@ def test_one_sshd_never_comes(hosts, output):
 
 def test_a_wrong_key(hosts, output):
     """host1's key is not the cluster's."""
-    key = "$HVDTRAIN_SSH_STATE/id"
+    key = f"{hosts.ssh_state}/id"
     hosts.run(f"mv {key} {key}.right && ssh-keygen -q -t ed25519 -N '' -f {key}.wrong && mv {key}.wrong {key}")
     lines = checked(12345, 60)
     try:
@@ -137,9 +137,9 @@ def test_a_wrong_key(hosts, output):
 
 
 def test_a_changed_host_key(hosts, output):
-    known = "${HVDTRAIN_SSH_STATE}/known_hosts"
+    known = f"{hosts.ssh_state}/known_hosts"
     # The user key is certainly not host3's.
-    other = "$(cut -d' ' -f2 $HVDTRAIN_SSH_STATE/id.pub)"
+    other = f"$(cut -d' ' -f2 {hosts.ssh_state}/id.pub)"
     hosts.run(f'cp {known} {known}.right && sed -i "/^host3,/s|AAAA.*|{other}|" {known}')
     try:
         ended = start_all(hosts, output).finish(others=15)
@@ -178,7 +178,7 @@ def checked(port: int, start_s: int) -> dict[str, str]:
 @contextlib.contextmanager
 def second_sshd(hosts, *names):
     """Another sshd, on another port, on some hosts."""
-    config = "/etc/ssh/sshd_config" if hosts.kind == "containers" else "$HVDTRAIN_SSH_STATE/sshd_config"
+    config = "/etc/ssh/sshd_config" if hosts.kind == "containers" else f"{hosts.ssh_state}/sshd_config"
     for host in names:
         started = hosts.run(f"/usr/sbin/sshd -f {config} -o PidFile=none -p {LATE_PORT}", host=host)
         assert started.status == 0, started.text

@@ -79,6 +79,15 @@ def test_ctrl_c_saves_and_ends_everywhere(hosts, output, summary_of):
     assert summary_of(output)["status"] == "stopped"
 
 
+def test_ctrl_c_while_a_host_is_waited_for(hosts):
+    running = hosts.start("hvdtrain launch -p 1 --start-timeout 60 -H host1:1,host2:1 true")
+    running.wait_for("waiting for host2:1 (refused)")
+    hosts.run("pkill -INT -f '[h]vdtrain launch'")
+    done = running.finish(10)
+    assert done.status == 1
+    assert done.last_line == "hvdtrain: interrupted"
+
+
 def test_a_launcher_that_dies_takes_everything_along(hosts):
     running = hosts.start(f"{LAUNCH} -H host1:1,host2:1 bash -c 'echo ready; sleep 4321'")
     running.wait_for("ready", 2)

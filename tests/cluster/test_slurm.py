@@ -106,7 +106,7 @@ def test_a_batch_job_goes_on_after_its_time(slurm):
 
 def test_what_an_earlier_run_left_does_not_requeue_one_that_fails_at_once(slurm):
     """The second run never comes to write a summary: the first one's `stopped` must not send it back for ever."""
-    assert slurm.run("mkdir stale && echo '{\"status\": \"stopped\"}' >stale/summary.json").returncode == 0
+    assert slurm.run('mkdir stale && echo \'{"status": "stopped"}\' >stale/summary.json').returncode == 0
     sizes = "--nodes=2 --ntasks-per-node=1 --cpus-per-task=1"
     job = slurm.run(f"sbatch --parsable {sizes} slurm.sbatch none.yaml stale").stdout.strip()
     slurm.wait(lambda: slurm.run("squeue -h").stdout == "", "an empty queue")

@@ -12,7 +12,7 @@ PYTHON = "/opt/hvdtrain/bin/python"
 
 def test_the_bootstrap_may_be_repeated(hosts):
     """Nothing is made anew: neither keys nor a second sshd."""
-    state = "$HVDTRAIN_SSH_STATE"
+    state = hosts.ssh_state
     before = hosts.run(f"sha256sum {state}/id {state}/host_key {state}/known_hosts {state}/authorized_keys")
     keys = "/ssh" if hosts.kind == "containers" else str(hosts.folder / "keys")
     again = hosts.run(f"hvdtrain-ssh up {keys} --port 12345 {' '.join(hosts.names)}")
@@ -20,6 +20,16 @@ def test_the_bootstrap_may_be_repeated(hosts):
     assert "sshd: runs already" in again.text
     after = hosts.run(f"sha256sum {state}/id {state}/host_key {state}/known_hosts {state}/authorized_keys")
     assert after.text == before.text
+
+
+def test_stop_ends_no_process_but_our_sshd(hosts):
+    """A process id that was ours before the machine was started anew."""
+    mine = f"cd {hosts.ssh_state} && cp sshd.pid kept; sleep 60 & other=$!"
+    done = hosts.run(
+        f"{mine}; echo $other >sshd.pid; hvdtrain-ssh stop; kill $other && echo it ran; mv kept sshd.pid; "
+        "kill -0 $(cat sshd.pid) && echo sshd runs"
+    )
+    assert done.text == "it ran\nsshd runs\n"
 
 
 def test_every_host_reaches_every_other_with_verified_keys(hosts):
@@ -33,7 +43,7 @@ def test_passwords_are_off(hosts):
     """What the server offers, asked by a client without a key."""
     done = hosts.run(
         "ssh -v -p 12345 -o IdentityFile=none -o IdentitiesOnly=yes -F /dev/null "
-        "-o UserKnownHostsFile=$HVDTRAIN_SSH_STATE/known_hosts -o BatchMode=yes host2 true"
+        f"-o UserKnownHostsFile={hosts.ssh_state}/known_hosts -o BatchMode=yes host2 true"
     )
     assert done.status == 255
     assert "Authentications that can continue: publickey\n" in done.text.replace("\r", "")
@@ -57,11 +67,11 @@ CHANGE_IDENTITY = "mv $S/identity $S/i && echo SHA256:ours host1 >$S/identity"
 )  # fmt: skip
 def test_faults_are_told_apart(hosts, break_it, mend_it, names, kind, part):
     port = "" if " -p " in names else "-p 12345"
-    hosts.run(f"S=$HVDTRAIN_SSH_STATE; {break_it or 'true'}")
+    hosts.run(f"S={hosts.ssh_state}; {break_it or 'true'}")
     try:
         done = hosts.run(f"hvdtrain launch --check-only {port} -H {names}", limit_s=30)
     finally:
-        hosts.run(f"S=$HVDTRAIN_SSH_STATE; {mend_it or 'true'}")
+        hosts.run(f"S={hosts.ssh_state}; {mend_it or 'true'}")
     assert done.status == 2
     assert f": {kind}: " in done.text
     assert part in done.text

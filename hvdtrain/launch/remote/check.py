@@ -13,11 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import LaunchError
 from hvdtrain.launch.remote import probe
+from hvdtrain.launch.remote.probe import identity
 from hvdtrain.launch.remote.ssh import Fault, SshOptions, command_for, explain, interpreter, is_local, place
 
 PACKAGES = ("hvdtrain", "torch")
@@ -139,8 +139,9 @@ def _ask_until(
 
 
 def _ask(name: str, peer: str | None, options: SshOptions, python: str, folder: str | None, limit_s: float) -> Finding:
-    state = os.environ.get("HVDTRAIN_SSH_STATE", str(Path.home() / ".hvdtrain-ssh"))
-    ours = _identity(state)
+    # As docker/ssh/hvdtrain-ssh has it; a host that is asked fills in its own name and home.
+    state = os.environ.get("HVDTRAIN_SSH_STATE", "~/.hvdtrain-ssh/{hostname}")
+    ours = identity(state)
     question: dict[str, Any] = {
         "packages": list(PACKAGES),
         "folder": folder or "/",
@@ -219,13 +220,6 @@ def _two_names_of_one(findings: list[Finding]) -> list[Finding]:
 
 def _bad(name: str, kind: str, message: str) -> Finding:
     return Finding(name, None, Fault(kind, message))
-
-
-def _identity(state: str) -> str | None:
-    try:
-        return Path(state, "identity").read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
 
 
 def _version(package: str) -> str | None:

@@ -20,18 +20,24 @@ def probe(packages: list[str], folder: str, peer: str | None, state: str | None)
         packages: distributions whose version is asked for (None where it is not installed).
         folder: whether this folder exists here.
         peer: name of another host of the job; how it is reached from here.
-        state: folder in which `hvdtrain-ssh` keeps its files, if the caller's host has one.
+        state: folder in which `hvdtrain-ssh` keeps its files, if the caller's host has one (see `identity`).
     """
     return {
         "hostname": socket.gethostname(),
         "python": ".".join(map(str, sys.version_info[:2])),
         "packages": {name: _version(name) for name in packages},
         "folder": os.path.isdir(folder),  # noqa: PTH112  (nothing beyond the standard library's basics)
-        "identity": _read(state + "/identity") if state else None,
+        "identity": identity(state) if state else None,
         "machine": f"{_read('/proc/sys/kernel/random/boot_id')} {_namespace()}",
         "port": _free_port(),
         **_way_to(peer),
     }
+
+
+def identity(state: str) -> str | None:
+    """What `hvdtrain-ssh install` noted: cluster and host. `state`: its folder; ~ and {hostname} are this host's."""
+    folder = os.path.expanduser(state.replace("{hostname}", socket.gethostname()))  # noqa: PTH111
+    return _read(folder + "/identity") or None
 
 
 def _version(name: str) -> str | None:
