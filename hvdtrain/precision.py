@@ -39,6 +39,7 @@ class Precision:
         self._dtype = _AUTOCAST.get(precision)
         self._device_type = device.type
         self._clip_norm = clip_norm
+        self._one: torch.Tensor | None = None
         self._scaler = torch.amp.GradScaler(device.type, init_scale=loss_scale) if precision == "fp16" else None
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
@@ -66,7 +67,11 @@ class Precision:
         norm = gradient_norm(gradients)
         if self._clip_norm is not None:
             # As torch.nn.utils.clip_grad_norm_, which does not take sparse gradients.
-            factor = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            if self._one is None:
+                self._one = torch.ones_like(norm)
+            # The smaller one that is a number: with a NaN in one gradient the others stay what they are, so that
+            # `names_of_non_finite` finds the one at fault.
+            factor = torch.fmin(self._clip_norm / (norm + 1e-6), self._one)
             for gradient in gradients:
                 gradient.mul_(factor)
         return norm

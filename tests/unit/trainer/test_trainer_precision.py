@@ -38,6 +38,22 @@ def test_clipping_returns_the_norm_before_it(clip_norm, expected):
     assert [p.grad.item() for p in parameters] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_clipping_leaves_the_one_at_fault_to_be_found(wrong):
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.zeros(1)) for name in "abcd"})
+    for name, parameter in model.items():
+        parameter.grad = torch.tensor([wrong if name == "d" else 3.0])
+    parameters = list(model.parameters())
+    precision = Precision("fp32", CPU, clip_norm=1.0)
+    assert not math.isfinite(precision.unscale_and_clip(torch.optim.SGD(parameters, lr=1.0), parameters).item())
+    assert names_of_non_finite(model) == ["d"]
+    # And the next step is clipped as ever.
+    for parameter in parameters:
+        parameter.grad = torch.tensor([2.0])
+    assert precision.unscale_and_clip(torch.optim.SGD(parameters, lr=1.0), parameters).item() == 4.0
+    assert [p.grad.item() for p in parameters] == pytest.approx([0.5] * 4, rel=1e-5)
+
+
 def test_sparse_gradients_are_clipped():
     parameter = torch.nn.Parameter(torch.zeros(5))
     parameter.grad = torch.sparse_coo_tensor([[2]], [4.0], (5,))
