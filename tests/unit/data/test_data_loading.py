@@ -9,6 +9,7 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import Dataset, IterableDataset
 
 from hvdtrain.data.device import to_device
@@ -161,3 +162,11 @@ def test_batches_go_to_the_device_whatever_they_are():
     assert moved["e"] == "moved to meta"
     assert moved["f"] is None
     assert to_device(batch, torch.device("cpu")) is batch
+
+
+def test_sizes_of_packed_sequences_stay_on_the_cpu():
+    packed = pack_sequence([torch.arange(3.0), torch.arange(2.0)])
+    (moved, _) = to_device([packed, 1], torch.device("meta"))
+    assert isinstance(moved, PackedSequence)
+    assert moved.data.device.type == "meta"
+    assert moved.batch_sizes.tolist() == [2, 2, 1]
