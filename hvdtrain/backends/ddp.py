@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.ddp_compression import register_compression
 from hvdtrain.backends.ddp_reductions import DdpReductions
-from hvdtrain.backends.entry import Entry, sparse_parameters
+from hvdtrain.backends.entry import Entry
 from hvdtrain.backends.group import Group
+from hvdtrain.backends.nothing import sparse_parameters
 from hvdtrain.backends.options import WrapOptions
 from hvdtrain.backends.reductions import ReductionWatch
 from hvdtrain.backends.replica import Replica, compiled

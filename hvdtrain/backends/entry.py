@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
-import torch
 from torch import nn
+
+from hvdtrain.backends.nothing import loss_of_nothing
 
 
 class Entry(nn.Module):
@@ -48,26 +49,10 @@ class Entry(nn.Module):
         if not self._skip:
             return self.model(*args, **kwargs)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        return torch.stack([self._nothing_of(p) for p in trained]).sum()
-
-    def _nothing_of(self, parameter: nn.Parameter) -> torch.Tensor:
-        # The sum of no elements, not 0 * an element: that would be NaN for a parameter that is infinite.
-        if id(parameter) not in self._sparse:
-            return parameter.reshape(-1)[:0].sum()
-        no_rows = torch.empty(0, dtype=torch.int64, device=parameter.device)
-        return nn.functional.embedding(no_rows, parameter, sparse=True).sum()
+        return loss_of_nothing(trained, self._sparse)
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("model"), name)
-
-
-def sparse_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The trained parameters whose gradients are sparse, as far as their modules tell."""
-    weights: dict[nn.Parameter, None] = {}
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            weights[cast(nn.Parameter, module.weight)] = None
-    return list(weights)

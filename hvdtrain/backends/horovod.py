@@ -19,11 +19,11 @@ from torch import nn
 
 from hvdtrain.backends import horovod_launch
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.entry import sparse_parameters
 from hvdtrain.backends.group import Group
 from hvdtrain.backends.horovod_compression import compressor
 from hvdtrain.backends.horovod_reductions import HorovodReductions
 from hvdtrain.backends.horovod_wait import SharedCores
+from hvdtrain.backends.nothing import sparse_parameters
 from hvdtrain.backends.options import ConnectOptions, WrapOptions
 from hvdtrain.backends.reductions import ReductionWatch
 from hvdtrain.backends.replica import Replica, compiled

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Replica(abc.ABC):
-    """One step is: `microbatch` for each microbatch (or `without_data`), `finish_gradients`, `step`.
+    """One step is: `begin_step` (may be left out), `microbatch` for each microbatch (or `without_data`),
+    `finish_gradients`, `step`.
 
     Attributes:
         model: what the forward pass calls; the wrapped (and compiled) model.
@@ -45,10 +46,33 @@ class Replica(abc.ABC):
         self._next_microbatch: int | None = 0
         self._finished = False
         self._closed = False
-        # Where every microbatch is reduced: reductions of this step that the other ranks do after this rank's last one.
+        # Where every microbatch is reduced: how many this rank has in this step, once the ranks have agreed, and the
+        # reductions that the others do after this rank's last one.
+        self._agreed_count: int | None = None
         self._rounds_left = 0
 
     # ---- one step ----
+
+    def begin_step(self, count: int) -> None:
+        """Agree with the other ranks on a step of which this rank has `count` microbatches; 0: no data.
+
+        `microbatch(0, count)` and `without_data()` do it where it was not done. A loop in which the ranks do something
+        else together within a step must call it before that: a rank without data is there long before the others.
+        Collective where every microbatch is reduced, else it does nothing.
+
+        Raises:
+            ContractError: a step is under way.
+        """
+        self._require_open("begin_step")
+        if self._next_microbatch != 0 or self._agreed_count is not None:
+            raise ContractError(self._misordered(f"begin_step({count})"))
+        if self._reduces_every_microbatch:
+            self._agree_on(count)
+
+    def _agree_on(self, count: int) -> None:
+        # A rank without data takes part in one reduction all the same.
+        self._rounds_left = self._most_microbatches(max(count, 1)) - max(count, 1)
+        self._agreed_count = count
 
     @contextlib.contextmanager
     def microbatch(self, index: int, count: int) -> Iterator[None]:
@@ -65,7 +89,10 @@ class Replica(abc.ABC):
             raise ContractError(self._misordered(f"microbatch({index}, {count})"))
         every = self._reduces_every_microbatch
         if every and index == 0:
-            self._rounds_left = self._most_microbatches(count) - count
+            if self._agreed_count is None:
+                self._agree_on(count)
+            elif self._agreed_count != count:
+                raise ContractError(self._disagreed(f"microbatch({index}, {count})"))
         is_last = index == count - 1
         with self._microbatch(is_last or every):
             yield
@@ -91,7 +118,10 @@ class Replica(abc.ABC):
         if self._next_microbatch != 0:
             raise ContractError(self._misordered("without_data()"))
         if self._reduces_every_microbatch:
-            self._rounds_left = self._most_microbatches(1) - 1
+            if self._agreed_count is None:
+                self._agree_on(0)
+            elif self._agreed_count != 0:
+                raise ContractError(self._disagreed("without_data()"))
         self._without_data()
         self._next_microbatch = None
 
@@ -112,6 +142,7 @@ class Replica(abc.ABC):
             self._without_data()
             self._finish_gradients()
         self._rounds_left = 0
+        self._agreed_count = None
         self._finished = True
 
     def step(self, apply: Callable[[], Any] | None = None) -> None:
@@ -191,6 +222,12 @@ class Replica(abc.ABC):
             expected = f"microbatch {self._next_microbatch}"
         order = "microbatch(0, n) ... microbatch(n-1, n), finish_gradients(), step()"
         return f"{call}: expected {expected}; a step is {order}"
+
+    def _disagreed(self, call: str) -> str:
+        return (
+            f"{call}: this rank has told the others that it has {self._agreed_count} microbatch(es) in this step, and "
+            f"they count on it"
+        )
 
     # ---- hooks ----
 

@@ -3,7 +3,8 @@
 Where nothing has to be voted on, the reduction is left out of most steps: rank 0 says in each one how many steps later
 the next is, so that a stop request is noticed within about a quarter of a second and a loop of 3 ms steps hardly pays
 for it. A message of a few bytes takes about a millisecond of such a step on a machine without spare cores, so the sums
-of logged steps wait for the next one that is due too. Its length depends only on how many wait, which every rank knows.
+of logged steps wait for the next one that is due too. Its length depends on how many wait and on the names of the
+values that came so far, and every rank knows both: who has a value of a new name says so, and then they are gathered.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-import zlib
 from collections.abc import Callable
 
 import torch
 
 from hvdtrain.backends import Backend
 from hvdtrain.backends.base import Pending
-from hvdtrain.errors import CollectiveError, ContractError
+from hvdtrain.errors import ContractError
 
 _LOOK_EVERY_S = 0.2
 _MAX_INTERVAL_STEPS = 64
-# So many logged steps wait at most: a message stays below 8 kB.
+# So many logged steps wait at most, and so many names may their values have: a message stays below 15 kB.
 _MAX_WAITING = 16
+MAX_VALUES = 56
+
+# (sum of weight x value, sum of the weights) over the microbatches that gave a value, by its name.
+Values = dict[str, tuple[float, float]]
 
 
 @dataclasses.dataclass
@@ -49,18 +53,23 @@ class LoggedSums:
     Attributes:
         weight: of this rank's microbatches.
         loss: sum of weight x loss over them.
-        values: sums of weight x value by name.
+        values: the sums of each value, over the microbatches that gave it.
     """
 
     step: int
     weight: float = 0.0
     loss: float = 0.0
-    values: dict[str, float] = dataclasses.field(default_factory=dict)
+    values: Values = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoggedStep:
-    """The weighted means over all microbatches of all ranks of a logged step; NaN where nothing had a weight."""
+    """The weighted means over all microbatches of all ranks of a logged step.
+
+    Attributes:
+        loss: NaN where nothing had a weight.
+        values: each over the microbatches that gave it; those that no microbatch gave are not there.
+    """
 
     step: int
     loss: float
@@ -86,6 +95,7 @@ class Control:
         self._next_step = 0
         self._last: tuple[int, float] | None = None
         self._waiting: list[LoggedSums] = []
+        # Of the values that any rank had so far; the same list on every rank.
         self._names: list[str] = []
 
     def is_due(self, step: int) -> bool:
@@ -123,25 +133,55 @@ class Control:
     def _start_sum(self, numbers: list[float]) -> Callable[[], tuple[list[float], list[LoggedStep]]]:
         """Sum the numbers, and what waits, over the ranks."""
         waiting, self._waiting = self._waiting, []
-        names: list[list[str]] = []
+        names = self._names
         message = list(numbers)
+        if waiting:
+            message.append(float(any(name not in names for sums in waiting for name in sums.values)))
         for sums in waiting:
-            # A rank without data has no values, but root has to know what the others' sums are called.
-            self._names = sorted(sums.values) or self._names
-            names.append(self._names)
-            message += _packed(sums, self._names)
-        name = f"control.{len(numbers)}.{len(waiting)}"
-        pending = self._backend.start_sum(torch.tensor(message, dtype=torch.float64), name)
+            message += [sums.weight, sums.loss]
+            for name in names:
+                message += sums.values.get(name, (0.0, 0.0))
+        label = f"control.{len(numbers)}.{len(waiting)}.{len(names)}"
+        pending = self._backend.start_sum(torch.tensor(message, dtype=torch.float64), label)
 
         def finish() -> tuple[list[float], list[LoggedStep]]:
             total = pending.wait().tolist()
+            if not waiting:
+                return total, []
+            has_new = total[len(numbers)] > 0
+            new_values = self._gather_new(waiting) if has_new else [{} for _ in waiting]
             logged = []
+            length = 2 + 2 * len(names)
             for index, sums in enumerate(waiting):
-                first = len(numbers) + index * _LOGGED_LENGTH
-                logged.append(_unpacked(sums, total[first : first + _LOGGED_LENGTH], names[index]))
+                first = len(numbers) + 1 + index * length
+                weight, loss, *pairs = total[first : first + length]
+                values = dict(zip(names, zip(pairs[::2], pairs[1::2], strict=True), strict=True))
+                logged.append(_means(sums.step, weight, loss, {**values, **new_values[index]}))
             return total[: len(numbers)], logged
 
         return finish
+
+    def _gather_new(self, waiting: list[LoggedSums]) -> list[Values]:
+        """The values of each step whose names are new, summed over the ranks; from now on they are known. Collective.
+
+        Raises:
+            ContractError: there are too many names; on every rank.
+        """
+        known = set(self._names)
+        mine = [{name: sums.values[name] for name in sums.values.keys() - known} for sums in waiting]
+        found: list[Values] = [{} for _ in waiting]
+        for theirs in self._backend.all_gather_object(mine):
+            for summed, values in zip(found, theirs, strict=True):
+                for name, (value, weight) in values.items():
+                    before = summed.get(name, (0.0, 0.0))
+                    summed[name] = (before[0] + value, before[1] + weight)
+        self._names = [*self._names, *sorted({name for values in found for name in values})]
+        if len(self._names) > MAX_VALUES:
+            raise ContractError(
+                f"the losses came with values of {len(self._names)} different names to be logged, the last of them "
+                f"{', '.join(self._names[-3:])}; at most {MAX_VALUES} are possible"
+            )
+        return found
 
     def _interval(self, step: int) -> float:
         """Steps until the next look, from how long the last ones took."""
@@ -153,32 +193,6 @@ class Control:
         return float(min(_MAX_INTERVAL_STEPS, max(1, int(_LOOK_EVERY_S / max(step_s, 1e-6)))))
 
 
-def _checksum(names: list[str]) -> float:
-    return float(zlib.crc32("\0".join(names).encode()))
-
-
-def _packed(sums: LoggedSums, names: list[str]) -> list[float]:
-    # Names are not sent: their checksum, summed, shows whether all ranks with data have the same ones.
-    spoke = sums.weight > 0
-    numbers = [sums.weight, sums.loss, float(spoke), _checksum(names) if spoke else 0.0]
-    numbers += [sums.values.get(name, 0.0) for name in names]
-    return numbers + [0.0] * (_LOGGED_LENGTH - len(numbers))
-
-
-def _unpacked(own: LoggedSums, total: list[float], names: list[str]) -> LoggedStep:
-    weight, loss, num_spoke, checksums = total[:_FIRST_VALUE]
-    # Every rank with data sees a difference, those without values too.
-    if (own.weight > 0 or names) and checksums != num_spoke * _checksum(names):
-        raise CollectiveError(
-            f"the ranks' losses came with values of different names (here: {', '.join(names) or 'none'}); "
-            f"return the same names on every rank"
-        )
-    if not weight:
-        return LoggedStep(own.step, math.nan, {})
-    values = zip(names, total[_FIRST_VALUE:], strict=False)
-    return LoggedStep(own.step, loss / weight, {name: value / weight for name, value in values})
-
-
-_FIRST_VALUE = 4
-MAX_VALUES = 56
-_LOGGED_LENGTH = _FIRST_VALUE + MAX_VALUES
+def _means(step: int, weight: float, loss: float, values: Values) -> LoggedStep:
+    means = {name: value / given for name, (value, given) in sorted(values.items()) if given > 0}
+    return LoggedStep(step, loss / weight if weight > 0 else math.nan, means)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -87,7 +88,9 @@ class Evaluation:
         model = replica.bare_model
         was_training = model.training
         model.eval()
-        sums: dict[str, torch.Tensor] = {}
+        # Totals and counts apart, each on the device where the task has it: nothing is read until the end.
+        totals: dict[str, torch.Tensor] = {}
+        counts: dict[str, torch.Tensor] = {}
         try:
             # Whatever is drawn here leaves the random numbers of training alone, and is the same in every evaluation.
             with torch.no_grad(), own_random_numbers(self._seed, self._backend.device):
@@ -95,18 +98,19 @@ class Evaluation:
                     self._num_samples = num_samples
                     with precision.autocast():
                         found = self._metrics(model, to_device(batch, self._backend.device))
-                    for name, pair in _pairs(found).items():
-                        sums[name] = sums[name] + pair if name in sums else pair
+                    for name, (total, count) in _pairs(found).items():
+                        totals[name] = totals[name] + total if name in totals else total
+                        counts[name] = counts[name] + count if name in counts else count
         finally:
             model.train(was_training)
-        return self._reduce(sums)
+        return self._reduce({name: (totals[name].item(), counts[name].item()) for name in totals})
 
     def _mean_loss(self, model: nn.Module, batch: Any) -> dict[str, tuple[torch.Tensor, float]]:
         """What is evaluated where the task has no metrics()."""
         loss, weight, _, _ = unpack(self._task.loss(model, batch), self._num_samples)
         return {"loss": (loss * weight, weight)}
 
-    def _reduce(self, sums: dict[str, torch.Tensor]) -> dict[str, float]:
+    def _reduce(self, sums: dict[str, tuple[float, float]]) -> dict[str, float]:
         names = self._backend.all_gather_object(sorted(sums))
         known = next((found for found in names if found), [])
         for rank, found in enumerate(names):
@@ -116,9 +120,8 @@ class Evaluation:
                 )
         if not known:
             raise ContractError("metrics() returned nothing on any rank: is eval_dataset() empty?")
-        zero = torch.zeros(2, dtype=torch.float64)
-        table = torch.stack([sums.get(name, zero).cpu() for name in known])
-        reduced = self._backend.all_reduce(table)
+        table = [sums.get(name, (0.0, 0.0)) for name in known]
+        reduced = self._backend.all_reduce(torch.tensor(table, dtype=torch.float64))
         return {name: _ratio(name, *reduced[row].tolist()) for row, name in enumerate(known)}
 
 
@@ -130,15 +133,27 @@ def _ratio(name: str, total: float, count: float) -> float:
     return total / count
 
 
-def _pairs(found: Any) -> dict[str, torch.Tensor]:
-    """{name: float64 tensor (total, count)} of what the task returned for one batch."""
+def _pairs(found: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """{name: (total, count)} of what the task returned for one batch, as 0-d float64 tensors where they were."""
     try:
-        return {name: torch.stack([_scalar(total), _scalar(count)]) for name, (total, count) in found.items()}
+        return {name: _counted(_scalar(total), _scalar(count)) for name, (total, count) in found.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise ContractError(
             f"metrics() returned {_shortened(found)} ({error}); return {{name: (total, count)}} with numbers or "
             f"tensors of one element, for example {{'accuracy': (correct, len(labels))}}"
         ) from None
+
+
+def _counted(total: torch.Tensor, count: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The pair, with 0 for a total that is not finite where nothing was counted (the mean over no token, times 0)."""
+    # What is on the CPU is read first, so that the other one is read in the rare case alone.
+    if count.device.type == "cpu":
+        is_nothing = count.item() == 0 and not math.isfinite(total.item())
+    elif total.device.type == "cpu":
+        is_nothing = not math.isfinite(total.item()) and count.item() == 0
+    else:
+        return total.masked_fill((count == 0) & ~torch.isfinite(total), 0.0), count
+    return torch.zeros_like(total) if is_nothing else total, count
 
 
 def _shortened(value: Any) -> str:

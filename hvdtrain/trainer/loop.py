@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hvdtrain.backends import Backend, Replica
+from hvdtrain.backends.nothing import loss_of_nothing, sparse_parameters
 from hvdtrain.backends.base import Pending
 from hvdtrain.config import Config
 from hvdtrain.data.device import to_device
@@ -17,7 +18,7 @@ from hvdtrain.data.groups import Group, GroupSource
 from hvdtrain.errors import ContractError
 from hvdtrain.precision import Precision, names_of_non_finite
 from hvdtrain.trainer.control import Control, Heard, LoggedStep, LoggedSums, Said
-from hvdtrain.trainer.losses import add_logged, loss_of_nothing, require_gradient, unpack
+from hvdtrain.trainer.losses import add_logged, require_gradient, unpack, zero_gradients
 from hvdtrain.trainer.position import Position
 from hvdtrain.trainer.schedule import Schedule
 from hvdtrain.trainer.weights import correction, reference_for
@@ -67,6 +68,7 @@ class Loop:
         self._size = backend.world.size
         self._control = Control(backend)
         self._parameters = [p for p in replica.bare_model.parameters() if p.requires_grad]
+        self._sparse = {id(p) for p in sparse_parameters(replica.bare_model)}
         # Whether the task gives the microbatches' weights itself; found out, by all ranks together, in the first step.
         self._weighted: bool | None = None
         # Of the next step's weights; None: from the first microbatches. Part of a checkpoint: where gradients travel as
@@ -97,6 +99,8 @@ class Loop:
         count = len(group.microbatches)
         if source.votes:
             source.read_ahead()
+        # First of all: what follows is another thing together for a rank without data than for the others.
+        replica.begin_step(count)
         for index, (batch, num_samples) in enumerate(group.microbatches):
             with replica.microbatch(index, count):
                 with self._precision.autocast():
@@ -114,8 +118,6 @@ class Loop:
                     assert self.weight_reference is not None
                     reference = self.weight_reference
                 said.weight += weight
-                if weight == 0.0 and not replica.options.find_unused_parameters:
-                    loss = loss_of_nothing(self._parameters)
                 if sums is not None:
                     add_logged(sums, loss, weight, values)
                 if index == count - 1:
@@ -135,7 +137,19 @@ class Loop:
         return self._apply(group, source, heard, logged)
 
     def _backward(self, loss: torch.Tensor, factor: float) -> None:
-        self._precision.backward(loss if factor == 1.0 else loss * factor)
+        if factor == 0.0:
+            self._backward_of_nothing(loss)
+        else:
+            self._precision.backward(loss if factor == 1.0 else loss * factor)
+
+    def _backward_of_nothing(self, loss: torch.Tensor) -> None:
+        # A loss without weight may be NaN (the mean over no token), and 0 * NaN would spoil the step of every rank.
+        if self._replica.options.find_unused_parameters:
+            # DDP has noted which parameters this loss leads to, and wants the gradients of these alone.
+            with zero_gradients(self._parameters):
+                self._precision.backward(loss)
+        else:
+            self._precision.backward(loss_of_nothing(self._parameters, self._sparse))
 
     def _speak(self, step: int, said: Said, source: GroupSource, sums: LoggedSums | None) -> Pending[Heard] | None:
         if sums is not None:

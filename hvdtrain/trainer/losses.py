@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ def add_logged(sums: LoggedSums, loss: torch.Tensor, weight: float, values: Mapp
     sums.loss += float(loss.detach()) * weight
     for name, value in values.items():
         try:
-            sums.values[name] = sums.values.get(name, 0.0) + float(value) * weight
+            total, given = sums.values.get(name, (0.0, 0.0))
+            sums.values[name] = (total + float(value) * weight, given + weight)
         except (TypeError, ValueError, RuntimeError):
             raise ContractError(
                 f"loss() returned a {type(value).__name__} as the value {name!r}; values to log are single numbers"
@@ -74,7 +76,13 @@ def require_gradient(loss: torch.Tensor) -> None:
         )
 
 
-def loss_of_nothing(parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-    """A loss that gives every parameter a gradient of zero: in place of one whose weight is 0 and whose value may be
-    NaN (the mean over no token), since 0 * NaN would spoil the step of every rank."""
-    return torch.stack([p.reshape(-1)[:1].sum() * 0 for p in parameters]).sum()
+@contextlib.contextmanager
+def zero_gradients(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """A backward pass inside reaches the parameters that it would reach, and adds exact zeros to their gradients,
+    whatever it computes."""
+    hooks = [p.register_hook(torch.zeros_like) for p in parameters]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -182,6 +182,44 @@ def test_sync_every_microbatch_gives_the_same_gradients(pool3):
         assert result == pytest.approx(expected, abs=1e-5)
 
 
+def test_begin_step_comes_before_what_the_ranks_do_together_within_a_step(pool2):
+    """The second rank has no data, and adds its weight before the reductions, the first one in the middle of them."""
+
+    def work(backend):
+        count = 2 if backend.world.rank == 0 else 0
+        model = linear()
+        replica = backend.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0), sync_every_microbatch=True)
+        results = []
+        for _ in range(2):
+            replica.begin_step(count)
+            errors = [
+                error_of(lambda: replica.begin_step(count)),
+                error_of(replica.without_data if count else lambda: replica.microbatch(0, 1).__enter__()),
+            ]
+            if count == 0:
+                total = backend.all_reduce(torch.tensor(0.0)).item()
+                replica.without_data()
+            for index in range(count):
+                with replica.microbatch(index, count):
+                    if index == 0:
+                        total = backend.all_reduce(torch.tensor(5.0)).item()
+                    replica.model(torch.tensor([[3.0 + index]])).sum().backward()
+            replica.finish_gradients()
+            results.append((total, model.weight.grad.item()))
+            model.weight.grad = None
+            replica.step()
+        replica.close()
+        return results, errors
+
+    for rank, (results, errors) in enumerate(pool2.run(work)):
+        assert results == [(5.0, 3.5)] * 2
+        again, other = (text for _, text in errors)
+        assert again.startswith(f"begin_step({2 - 2 * rank}): expected microbatch 0; a step is")
+        call = ("without_data()", "microbatch(0, 1)")[rank]
+        told = f"{call}: this rank has told the others that it has {2 - 2 * rank} microbatch(es) in this step"
+        assert other.startswith(told)
+
+
 def test_case_d_clips_the_norm_of_the_averaged_gradient(pool2):
     def work(backend):
         model = linear(2)

@@ -215,7 +215,6 @@ class WrongLoss(Linear):
             "values list": lambda: (loss, 1.0, [1]),
             "value text": lambda: (loss, 1.0, {"accuracy": "high"}),
             "value vector": lambda: (loss, 1.0, {"accuracy": torch.zeros(3)}),
-            "names differ": lambda: (loss, 1.0, {f"on rank {hvdtrain.world().rank}": 1.0}),
             "weight sometimes": lambda: (loss, 1.0) if self.calls == 1 else loss,
             "weight on one rank": lambda: (loss, 1.0) if hvdtrain.world().rank == 0 else loss,
         }[self.kind]()
@@ -408,10 +407,69 @@ class MaskedTokens(Linear):
         return model(kept).sum() / len(kept), len(kept)
 
 
-class NoMetrics:
-    """Held out: 1, 2, 3; no metrics()."""
+class MaskedMean(Linear):
+    """As MaskedTokens, in the form whose gradient is NaN too: 0/0 times what was masked.
+
+    Args:
+        heads: "a" or "b" for each sample: which of two parameters its microbatch uses; null: both.
+        sparse: the parameter is a row of an embedding with sparse gradients.
+    """
+
+    def __init__(self, heads=None, sparse=False, **options) -> None:
+        super().__init__(**options)
+        self.heads, self.sparse = heads, sparse
+
+    def model(self):
+        return Rows() if self.sparse else Heads()
+
+    def loss(self, model, batch):
+        mask = batch > 0
+        used = model(batch) if self.heads is None else model(batch, self.heads[hvdtrain.world().rank])
+        return (used * mask).sum() / mask.sum(), mask.sum()
+
+
+class Heads(nn.Module):
+    """a * x + b * x, or one of the two; both start at 0."""
 
     def __init__(self) -> None:
-        self.inner = Linear(values=[1.0, 1.0], held_out=[1.0, 2.0, 3.0], start=2.0)
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x, heads="ab"):
+        return sum(getattr(self, head) * x for head in heads)
+
+
+class Rows(nn.Module):
+    """w[0] * x + bias; w is the sparse embedding of 2 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Embedding(2, 1, sparse=True)
+        self.bias = nn.Parameter(torch.zeros(1))
+        nn.init.zeros_(self.w.weight)
+
+    def forward(self, x):
+        return self.w(torch.zeros(len(x), dtype=torch.int64)).flatten() * x + self.bias
+
+
+class Sometimes(Linear):
+    """Values to be logged that not every microbatch has: "big" where x > 10, "odd" where x is odd."""
+
+    def loss(self, model, batch):
+        x = float(batch[0])
+        values = {"x": x, **({"big": x} if x > 10 else {}), **({"odd": x} if x % 2 else {})}
+        return model(batch).sum(), 1.0, values
+
+
+class NoMetrics:
+    """Held out: 1, 2, 3; no metrics().
+
+    Args:
+        masked: held out are 1, -2, 3, -4, -5 of which the negative ones count for nothing; their loss is NaN.
+    """
+
+    def __init__(self, masked=False) -> None:
+        held_out = [1.0, -2.0, 3.0, -4.0, -5.0] if masked else [1.0, 2.0, 3.0]
+        self.inner = (MaskedTokens if masked else Linear)(values=[1.0, 1.0], held_out=held_out, start=2.0)
         self.model, self.train_dataset = self.inner.model, self.inner.train_dataset
         self.loss, self.eval_dataset = self.inner.loss, self.inner.eval_dataset
