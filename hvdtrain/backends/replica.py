@@ -14,7 +14,7 @@ from hvdtrain.backends import state
 from hvdtrain.errors import ContractError
 
 if TYPE_CHECKING:
-    from hvdtrain.backends.base import Backend
+    from hvdtrain.backends.collectives import Collectives
     from hvdtrain.backends.options import WrapOptions
     from hvdtrain.backends.reductions import ReductionWatch
 
@@ -31,7 +31,7 @@ class Replica(abc.ABC):
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Collectives,
         model: nn.Module,
         bare_model: nn.Module,
         optimizer: torch.optim.Optimizer,

@@ -15,7 +15,7 @@ from hvdtrain.backends import wire
 from hvdtrain.errors import CollectiveError
 
 if TYPE_CHECKING:
-    from hvdtrain.backends.base import Backend
+    from hvdtrain.backends.collectives import Collectives
 
 _PIECE_BYTES = 64 * 1024 * 1024
 
@@ -27,14 +27,14 @@ class _Slot:
         self.index = index
 
 
-def broadcast_module(backend: Backend, module: nn.Module, root: int) -> None:
+def broadcast_module(backend: Collectives, module: nn.Module, root: int) -> None:
     """Overwrite parameters and buffers with the root's. Collective."""
     tensors: dict[str, torch.Tensor] = dict(module.named_parameters())
     tensors.update(module.named_buffers())
     broadcast_tensors(backend, tensors, root)
 
 
-def broadcast_tensors(backend: Backend, tensors: Mapping[str, torch.Tensor], root: int) -> None:
+def broadcast_tensors(backend: Collectives, tensors: Mapping[str, torch.Tensor], root: int) -> None:
     """Overwrite the tensors with the root's values, in place. Collective; names, shapes and dtypes must agree."""
     names = sorted(tensors)
     shapes = [(name, tuple(tensors[name].shape), str(tensors[name].dtype)) for name in names]
@@ -50,7 +50,7 @@ def broadcast_tensors(backend: Backend, tensors: Mapping[str, torch.Tensor], roo
     _overwrite(backend, [tensors[name] for name in names], root)
 
 
-def broadcast_optimizer(backend: Backend, optimizer: torch.optim.Optimizer, root: int) -> None:
+def broadcast_optimizer(backend: Collectives, optimizer: torch.optim.Optimizer, root: int) -> None:
     """Give every rank the root's optimizer state and the options of its groups. Collective; takes no step.
 
     Works when only the root has state: the others make theirs from its description.
@@ -99,7 +99,7 @@ def _states(saved: dict[str, Any]) -> list[dict[str, Any]]:
     return [saved["state"].get(index, {}) for group in saved["param_groups"] for index in group["params"]]
 
 
-def _overwrite(backend: Backend, tensors: list[torch.Tensor], root: int) -> None:
+def _overwrite(backend: Collectives, tensors: list[torch.Tensor], root: int) -> None:
     with torch.no_grad():
         for piece in _pieces(tensors):
             received = backend.broadcast(torch.cat([wire.to_bytes(tensor) for tensor in piece]), root)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hvdtrain.backends import Backend, Replica
-from hvdtrain.backends.base import Pending
+from hvdtrain.backends.pending import Pending
 from hvdtrain.data.feed import Feed
 from hvdtrain.data.groups import Group
 from hvdtrain.profiling.step_clock import BACKWARD, COMMUNICATION, DATA_WAIT, FORWARD, OPTIMIZER, StepClock
@@ -114,7 +114,17 @@ class WatchedSource(_Watched):
 
 
 class WatchedFeed(_Watched):
-    """Gives sources that are watched."""
+    """Gives sources that are watched. The vote on an epoch's first group is waiting for the ranks, not for data."""
+
+    def __init__(self, inner: Feed, clock: StepClock) -> None:
+        super().__init__(inner, clock)
+        vote = inner.vote
+
+        def timed(ballot: tuple[float, float]) -> tuple[float, float]:
+            with clock.span(COMMUNICATION):
+                return vote(ballot)
+
+        inner.vote = timed
 
     def epoch(self, epoch: int, used: int) -> Any:
         return WatchedSource(self._inner.epoch(epoch, used), self._clock)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 
 from hvdtrain.backends import Backend
-from hvdtrain.backends.base import Pending
+from hvdtrain.backends.pending import Pending
 from hvdtrain.errors import ContractError
 
 _LOOK_EVERY_S = 0.2

@@ -11,7 +11,7 @@ import torch
 
 from hvdtrain.backends import Backend, Replica
 from hvdtrain.backends.nothing import loss_of_nothing, sparse_parameters
-from hvdtrain.backends.base import Pending
+from hvdtrain.backends.pending import Pending
 from hvdtrain.config import Config
 from hvdtrain.data.device import to_device
 from hvdtrain.data.groups import Group, GroupSource

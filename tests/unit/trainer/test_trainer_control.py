@@ -9,7 +9,7 @@ import types
 import pytest
 import torch
 
-from hvdtrain.backends.base import Pending
+from hvdtrain.backends.pending import Pending
 from hvdtrain.errors import ContractError
 from hvdtrain.trainer import control
 from hvdtrain.trainer.control import Control, LoggedSums, Said
