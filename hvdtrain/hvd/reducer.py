@@ -145,9 +145,7 @@ class GradientReducer:
             slot.number, slot.computed, slot.ready, slot.handle, slot.delay = -1, False, False, None, self.passes
         names = "\n".join(sorted(slot.name for slot in self.slots))
         digest = hashlib.sha256(names.encode()).hexdigest()[:12]
-        number = engine.plan_counts[digest]
-        engine.plan_counts[digest] += 1
-        self._label = f"{digest}.{number}"
+        self._label = f"{digest}.{engine.plans.number(digest)}"
 
     # -- during backward --------------------------------------------------------------------------------------------
 
@@ -300,7 +298,7 @@ class GradientReducer:
 
     def _wait_for_buckets(self, engine: Engine, channel: Channel) -> bool | None:
         """Wait for the buckets; returns whether all ranks use the same parameters, None where that was not asked."""
-        engine.waiting = (f"DistributedOptimizer {self._label}", channel.step)
+        engine.plans.waiting = (f"DistributedOptimizer {self._label}", channel.step)
         agreed: bool | None = None
         try:
             for bucket in channel.buckets:
@@ -309,7 +307,7 @@ class GradientReducer:
             reason = engine.fail(f"DistributedOptimizer: the reduction of gradients failed: {error}")
             raise HorovodInternalError(reason) from error
         finally:
-            engine.waiting = None
+            engine.plans.waiting = None
         channel.finish_step()
         usage_differs = not all(slot.param.requires_grad for slot in self._in_plan) or any(
             slot.number < 0 and slot.param.requires_grad for slot in self.slots

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from hvdtrain.hvd.buckets import Description
-from hvdtrain.hvd.channel import Channel
 from hvdtrain.hvd.common.exceptions import HorovodInternalError
 from hvdtrain.hvd.engine.coordinator import Coordinator, Outgoing
 from hvdtrain.hvd.engine.executor import Executor, Job
 from hvdtrain.hvd.engine.groups import GroupPool
+from hvdtrain.hvd.engine.plans import Plans
 from hvdtrain.hvd.engine.reduction import combine_inline, tensor_bytes, tensor_from_bytes
-from hvdtrain.hvd.engine.request import Entry, Kind, dtype_name
+from hvdtrain.hvd.engine.request import Entry, Kind
 from hvdtrain.hvd.engine.settings import Settings
 from hvdtrain.hvd.engine.star import Star, connect_star
 from hvdtrain.hvd.engine.timeline import Timeline
@@ -64,13 +63,6 @@ class Engine:
         self._closing = False
         self._closed = threading.Event()
         self._peers_closed = threading.Event()
-        # How many optimizers with the same parameter names were wrapped so far.
-        self.plan_counts: collections.Counter[str] = collections.Counter()
-        # What the main thread waits for on a planned path, which the control thread cannot see: (name, step).
-        self.waiting: tuple[str, int] | None = None
-        self._reported: tuple[str, int] | None = None
-        self._channels: dict[str, Channel] = {}
-        self._ghosts: list[threading.Thread] = []
 
         self._star: Star = connect_star(world, store, address, settings.start_timeout_s)
         # Number of ranks on every host, in the order of the hosts.
@@ -78,6 +70,7 @@ class Engine:
         pool_store = PrefixStore("data", store)
         has_core = len(usable_cpus()) >= world.local_size
         self.pool = GroupPool(pool_store, world.rank, self._star.address, settings.stall_abort_s, has_core)
+        self.plans = Plans(world.rank, self.sets, self.pool, self._lock, self._jobs.put)
         self._executor = Executor(world.rank, self.pool)
         self._coordinator: Coordinator | None = None
         if world.rank == 0:
@@ -140,32 +133,11 @@ class Engine:
                 raise HorovodInternalError(f"join: {self.broken}")
             self._join_entry = entry
             self._outbox.append(["j", dict(self._counters)])
-            for name, channel in self._channels.items():
-                self._take_part(name, channel)
+            self.plans.stand_in_on_all()
             self._wake()
         last = entry.wait()
-        for ghost in self._ghosts:
-            ghost.join()
-        self._ghosts.clear()
+        self.plans.wait_for_stand_ins()
         return int(last)
-
-    def _take_part(self, name: str, channel: Channel) -> None:
-        """Stand in for this rank, which has joined, on a planned path.
-
-        Where all optimizers of the path are gone it may be closed meanwhile; then there is nothing to take part in any
-        more. A rank that was lost shows on the control connections.
-        """
-
-        def run() -> None:
-            try:
-                channel.take_part_until_all_joined()
-            except RuntimeError:
-                channel.give_up()
-                self._jobs.put(functools.partial(self._drop_plan, name))
-
-        ghost = threading.Thread(target=run, name="hvd-joined", daemon=True)
-        self._ghosts.append(ghost)
-        ghost.start()
 
     def submit_plan(self, set_id: int, name: str, strict: list[Any], varying: dict[str, Any]) -> Entry:
         """Propose the buckets of an optimizer. The entry's result is the `Channel` on which all ranks agreed.
@@ -182,11 +154,6 @@ class Engine:
         The connections stay, and a rank that joins takes part on them, until no rank needs them any more.
         """
         self._jobs.put(functools.partial(self.tell, ["d", f"plan.{name}"]))
-
-    def _drop_plan(self, name: str) -> None:
-        with self._lock:
-            self._channels.pop(name, None)
-        self.pool.drop(name)
 
     def fail(self, reason: str) -> str:
         """Note that the data connections are broken; returns the reason to show, which may be an earlier one."""
@@ -223,8 +190,7 @@ class Engine:
         self._fail_all(self.broken)
         self.timeline.stop()
         self._star.close()
-        for channel in self._channels.values():
-            channel.give_up()
+        self.plans.give_up()
         self.pool.clear()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -247,16 +213,15 @@ class Engine:
         coordinator = self._coordinator
         timeout = coordinator.next_check_s() if coordinator is not None else None
         limit = self.settings.stall_warning_s
-        if limit is None or not self._channels:
+        if limit is None or len(self.plans) == 0:
             return timeout
         return limit if timeout is None else min(limit, timeout)
 
     def _report_waiting(self) -> None:
         """Tell the coordinator when the main thread still waits for what it waited for a stall limit ago."""
-        waiting = self.waiting
-        if waiting is not None and waiting == self._reported:
+        waiting = self.plans.still_waiting()
+        if waiting is not None:
             self._to_coordinator(["w", *waiting], b"")
-        self._reported = waiting
 
     def _control_loop(self) -> None:
         selector = selectors.DefaultSelector()
@@ -363,7 +328,7 @@ class Engine:
         elif "lost" in document:
             self._break(document["lost"])
         elif "dropped" in document:
-            self._jobs.put(functools.partial(self._drop_plan, document["dropped"]))
+            self._jobs.put(functools.partial(self.plans.drop, document["dropped"]))
         elif "closed" in document:
             self._peers_closed.set()
 
@@ -386,7 +351,7 @@ class Engine:
         elif kind is Kind.REMOVE_SET:
             self._jobs.put(Job(kind, document["v"][0], (), [e for e in entries if e is not None]))
         elif kind is Kind.PLAN:
-            self._jobs.put(functools.partial(self._make_channel, document, set_id, names[0], entries[0]))
+            self._jobs.put(functools.partial(self._make_plan, document, names[0], entries[0]))
         elif "b" in document:
             self._finish_inline(document, blob, entries[0])
         else:
@@ -495,61 +460,22 @@ class Engine:
         else:
             self._executor.run(job)
 
-    def _make_channel(self, document: dict[str, Any], set_id: int, name: str, entry: Entry | None) -> None:
+    def _make_plan(self, document: dict[str, Any], name: str, entry: Entry | None) -> None:
         try:
-            channel = self._connect_channel(document, set_id, name)
+            channel = self.plans.make(name, document)
         except Exception as error:
             reason = self.fail(f"{name}: {type(error).__name__}: {error}")
             if entry is not None:
                 entry.finish(error=reason)
             return
         with self._lock:
-            self._channels[name] = channel
             # The control thread must look at the clock from now on.
             self._wake()
-            if self.world.rank in document["j"]:
-                self._take_part(name, channel)
         if entry is not None:
             entry.finish(channel)
-
-    def _connect_channel(self, document: dict[str, Any], set_id: int, name: str) -> Channel:
-        parameters, (op, predivide, half, bucket_bytes) = document["m"]
-        descriptions = [Description.from_json(parameter) for parameter in parameters]
-        members = self.sets[set_id]
-        known = self._channels.get(name)
-        if known is not None:
-            # This rank had joined when the others planned, and has taken part without an optimizer of its own.
-            return known
-        groups = {
-            device: self.pool.get_for_sums(name, members, device)
-            for device in sorted({description.device for description in descriptions})
-        }
-        device = torch.device("cuda", torch.cuda.current_device()) if "cuda" in groups else torch.device("cpu")
-        for where, group in groups.items():
-            # Once this is done all ranks are connected, and one that drops the plan early disturbs nobody.
-            group.allreduce([torch.zeros(1, device=device if where == "cuda" else "cpu")]).wait()
-        return Channel(
-            descriptions,
-            document["v"]["order"],
-            document["v"]["sparse"],
-            op=op,
-            predivide=predivide,
-            half=half,
-            bucket_bytes=bucket_bytes,
-            num_ranks=len(members),
-            groups=groups,
-            device=device,
-        )
 
 
 def _finish_all(entries: list[Entry | None], result: Any) -> None:
     for entry in entries:
         if entry is not None:
             entry.finish(result)
-
-
-def device_name(tensor: torch.Tensor) -> str:
-    return tensor.device.type
-
-
-__all__ = ["Engine", "device_name", "dtype_name"]
