@@ -24,8 +24,8 @@ from hvdtrain.parity.runs import Run
 _SHOWN_STEPS = 50
 _EXPLANATION = (
     "Differences are relative: |a - b| / max(|a|, |b|) for the loss of a step; for a tensor of the final weights the "
-    "largest |a - b| in it over the largest |a| or |b| in it (or over the root mean square of all weights, where that "
-    "is larger)."
+    "largest |a - b| in it over the largest |a| or |b| in it (or over the root mean square of all parameters, where "
+    "that is larger)."
 )
 
 
@@ -87,14 +87,15 @@ def compare(first: Run, second: Run, tolerances: Tolerances) -> Comparison:
         problems.append("no step was taken")
     if loss.first_step_beyond is not None:
         problems.append(f"the loss is beyond the tolerance from step {loss.first_step_beyond} on")
-    weights = compare_weights(*(_weights(run) for run in (first, second)))
+    left = [_weights(run) for run in (first, second)]
+    weights = compare_weights(left[0]["weights"], left[1]["weights"], frozenset(left[0]["parameters"]))
     if weights.largest_relative > tolerance:
         problems.append(f"the final weights are beyond the tolerance, most of all {weights.tensor}")
     return Comparison(first, second, tolerance, loss, weights, tuple(problems))
 
 
-def _weights(run: Run) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = torch.load(run.plan.output / WEIGHTS, weights_only=True)
+def _weights(run: Run) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(run.plan.output / WEIGHTS, weights_only=True)
     return found
 
 
@@ -111,7 +112,9 @@ def certificate(
             "sha256": _sha256(Path(file)),
             "task": config.task,
             "task_sha256": None if config.task_file() is None else _sha256(config.task_file()),
-            "steps": steps,
+            # The job may have fewer than were asked for.
+            "steps": min(len(run.losses) for run in runs),
+            "steps_asked": steps,
             "ranks": num_ranks,
             "seed": config.seed,
             "precision": config.precision,
@@ -196,14 +199,21 @@ def comparison_table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _shown(relative: float) -> str:
-    return "0" if relative == 0 else f"{relative:.2g}" if math.isfinite(relative) else "not finite"
+def _shown(relative: float | None) -> str:
+    """As a figure; None is what JSON makes of a number that is not finite."""
+    if relative is None or not math.isfinite(relative):
+        return "not finite"
+    return "0" if relative == 0 else f"{relative:.2g}"
 
 
 def markdown(document: dict[str, Any]) -> str:
     """The certificate for people."""
     job, versions = document["job"], document["versions"]
-    ran = f"{job['steps']} steps on {job['ranks']} ranks ({job['device']}), seed {job['seed']}, {job['precision']}"
+    asked = job.get("steps_asked", job["steps"])
+    num_steps = f"{job['steps']} steps" + (
+        f" (of {asked} asked for: the job has no more)" if asked > job["steps"] else ""
+    )
+    ran = f"{num_steps} on {job['ranks']} ranks ({job['device']}), seed {job['seed']}, {job['precision']}"
     lines = [
         f"# Parity: {'passed' if document['passed'] else 'FAILED'}",
         "",

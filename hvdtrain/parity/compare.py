@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
@@ -61,30 +60,35 @@ def compare_losses(first: Sequence[float | None], second: Sequence[float | None]
     )
 
 
-def compare_weights(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> WeightDifference:
+def compare_weights(
+    first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor], parameters: Collection[str]
+) -> WeightDifference:
     """Compare two state_dicts with the same names and shapes.
 
     The difference of a tensor is its largest |a - b|, over the largest |a| or |b| of the tensor. Tensors that are small
-    all over (a bias that began at zero) are measured by the root mean square of all weights instead: there, a rounding
-    error would be a large part of the value and no part of what the model computes. Whole numbers have to be equal.
+    all over (a bias that began at zero) are measured by the root mean square of all parameters instead: there, a
+    rounding error would be a large part of the value and no part of what the model computes. Whole numbers have to be
+    equal. A parameter has to be finite; a buffer (a mask of -inf) where it is the same.
+
+    Args:
+        parameters: which of the names are parameters; the others are buffers, which may hold anything.
 
     Raises:
         ValueError: names or shapes differ.
     """
     if {name: t.shape for name, t in first.items()} != {name: t.shape for name, t in second.items()}:
         raise ValueError("the runs ended with different names or shapes of weights")
-    usual = _root_mean_square(first)
+    usual = _root_mean_square([first[name] for name in parameters])
     worst, worst_name, absolute, differing = 0.0, None, 0.0, 0
     for name, mine in first.items():
         theirs = second[name]
-        if torch.equal(mine, theirs) and bool(torch.isfinite(mine).all()):
+        if torch.equal(mine, theirs) and (name not in parameters or bool(torch.isfinite(mine).all())):
             continue
         differing += 1
-        if mine.numel() == 0:
-            continue
-        apart = float((mine.double() - theirs.double()).abs().max())
-        scale = max(float(mine.double().abs().max()), float(theirs.double().abs().max()), usual)
-        relative = apart / scale if mine.is_floating_point() and math.isfinite(apart / scale) else math.inf
+        elsewhere = (mine != theirs) | ~torch.isfinite(mine) if name in parameters else mine != theirs
+        apart = float((mine[elsewhere].double() - theirs[elsewhere].double()).abs().max())
+        scale = max(_largest_finite(mine), _largest_finite(theirs), usual)
+        relative = apart / scale if mine.is_floating_point() and math.isfinite(apart) else math.inf
         if relative > worst or worst_name is None:
             worst, worst_name = relative, name
         absolute = max(absolute, apart if math.isfinite(apart) else math.inf)
@@ -101,8 +105,13 @@ def _first(differences: Sequence[float], limit: float) -> int | None:
     return next((step for step, difference in enumerate(differences, 1) if difference > limit), None)
 
 
-def _root_mean_square(weights: Mapping[str, Any]) -> float:
-    floating = [tensor.double() for tensor in weights.values() if tensor.is_floating_point() and tensor.numel()]
+def _largest_finite(tensor: torch.Tensor) -> float:
+    finite = tensor[torch.isfinite(tensor)]
+    return float(finite.double().abs().max()) if finite.numel() else 0.0
+
+
+def _root_mean_square(tensors: Iterable[torch.Tensor]) -> float:
+    floating = [tensor.double() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floating:
         return 0.0
     squares = sum(float(tensor.square().sum()) for tensor in floating)

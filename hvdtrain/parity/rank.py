@@ -48,7 +48,8 @@ def rank(flags: ManualFlags, file: str, overrides: list[str], backend: str, outp
         if connection.world.is_root:
             state = replica.bare_model.state_dict()
             weights = {name: value.cpu() for name, value in state.items() if isinstance(value, torch.Tensor)}
-            torch.save(weights, Path(output) / WEIGHTS)
+            parameters = [name for name, _ in replica.bare_model.named_parameters()]
+            torch.save({"weights": weights, "parameters": parameters}, Path(output) / WEIGHTS)
         return {
             "losses": _losses(Path(output)) if connection.world.is_root else [],
             "skipped_steps": prepared.precision.skipped_steps,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
 import sys
 import wave
 from pathlib import Path
@@ -43,6 +45,21 @@ def data(tmp_path_factory) -> Path:
     (root / "transcript" / "aishell_transcript_v0.8.txt").write_text("".join(lines))
     prepare(root, keep_spaces=True)
     return root
+
+
+def test_both_backends_train_to_the_same_weights(data, tmp_path):
+    options = [f"data={data}", f"model={MODEL}", "max_frames=120"]
+    sets = [*(f"task_options.{option}" for option in options), "accumulate=2", "device=cpu"]
+    flags = [argument for pair in sets for argument in ("--set", pair)]
+    line = [sys.executable, "-m", "hvdtrain", "parity", str(FOLDER / "asr.yaml"), "--output", str(tmp_path), *flags]
+    ended = subprocess.run(line, capture_output=True, text=True, check=False, timeout=200)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (compared,) = json.loads((tmp_path / "certificate.json").read_text())["comparisons"]
+    assert compared["tolerance"] == 1e-5
+    assert compared["loss"]["num_steps"] == 20
+    # Two ranks: a sum of two numbers has no order to differ in.
+    assert compared["loss"]["largest_relative"] == 0.0
+    assert compared["weights"]["num_differing"] == 0
 
 
 def test_a_step_of_two_ranks_is_the_step_of_one_and_both_losses_are_logged(pool2, data, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TASKS = Path(__file__).parent / "tasks" / "parity_tasks.py"
-MNIST = Path(__file__).parents[2] / "examples" / "mnist" / "ddp.yaml"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ["batch_size=1", "shuffle=false", "optimizer={name: SGD, lr: 0.01}", "device=cpu", "epochs=2"]
 
 
@@ -39,8 +39,11 @@ def certificate(folder):
     return json.loads((folder / "certificate.json").read_text())
 
 
-def test_mnist_has_the_same_bits_under_both_backends(tmp_path):
-    ended = parity(tmp_path, MNIST, sets=["batch_size=16"])
+@pytest.mark.parametrize(
+    ("file", "batch_size"), [("mnist/ddp.yaml", 16), ("resnet/synthetic.yaml", 2)], ids=["mnist", "resnet18"]
+)
+def test_recipes_have_the_same_bits_under_both_backends(tmp_path, file, batch_size):
+    ended = parity(tmp_path, EXAMPLES / file, sets=[f"batch_size={batch_size}"])
     assert ended.returncode == 0, ended.stderr
     found = certificate(tmp_path)
     assert found["passed"] is True
@@ -63,9 +66,12 @@ def test_mnist_has_the_same_bits_under_both_backends(tmp_path):
 
 
 def test_a_planted_loss_is_found_at_its_step(tmp_path, job):
-    ended = parity(tmp_path, job(step=3), "--steps", "4", sets=SMALL)
+    """In a job of four steps: the certificate does not claim the twenty that are usual."""
+    ended = parity(tmp_path, job(step=3), sets=[*SMALL, "epochs=1"])
     assert ended.returncode == 1, ended.stderr
     found = certificate(tmp_path)
+    assert (found["job"]["steps"], found["job"]["steps_asked"]) == (4, 20)
+    assert "), 4 steps (of 20 asked for: the job has no more) on 2 ranks" in (tmp_path / "certificate.md").read_text()
     assert found["passed"] is False
     (compared,) = found["comparisons"]
     loss = compared["loss"]

@@ -275,6 +275,17 @@ def test_a_parity_certificate(tmp_path):
     assert "ddp and horovod 1e-05 0.5 (step 2) 0.25 (fc.weight) 2 failed" in text
 
 
+def test_a_certificate_of_losses_that_were_not_finite(tmp_path):
+    """JSON has no infinity: the certificate says null."""
+    (compared,) = PARITY["comparisons"]
+    loss = {"largest_relative": None, "largest_at_step": 1, "first_step_that_differs": 1}
+    runs = [{"name": name, "losses": [None, None]} for name in ("ddp", "horovod")]
+    document = {**PARITY, "comparisons": [{**compared, "loss": loss}], "runs": runs}
+    (tmp_path / "certificate.json").write_text(json.dumps(document))
+    text = text_of(write_report([tmp_path]).read_text())
+    assert "ddp and horovod 1e-05 not finite (step 1) 0.25 (fc.weight) 1 failed" in text
+
+
 def test_what_cannot_be_shown_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "runs" / "mnist")
