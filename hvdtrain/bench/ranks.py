@@ -32,14 +32,11 @@ def run_ranks(target: str, arguments: dict[str, Any], *, num_ranks: int, limit_s
     """
     with tempfile.TemporaryDirectory(prefix="hvdtrain-bench-") as folder:
         specification = {"target": target, "arguments": arguments, "size": num_ranks, "folder": folder}
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "hvdtrain.bench.ranks", json.dumps({**specification, "rank": rank})],
-                stdout=sys.stderr,
-            )
-            for rank in range(num_ranks)
-        ]
+        processes: list[subprocess.Popen[bytes]] = []
         try:
+            for rank in range(num_ranks):
+                line = [sys.executable, "-m", "hvdtrain.bench.ranks", json.dumps({**specification, "rank": rank})]
+                processes.append(subprocess.Popen(line, stdout=sys.stderr))
             statuses = _wait(processes, time.monotonic() + limit_s)
         finally:
             for process in processes:

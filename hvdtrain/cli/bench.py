@@ -6,14 +6,17 @@ import json
 
 import click
 
+from hvdtrain.bench.stop_signals import stop_signals_raise
 from hvdtrain.cli.bench_collectives import collectives
 from hvdtrain.cli.bench_network import network
 from hvdtrain.cli.bench_scaling import scaling
 
 
 @click.group()
-def command() -> None:
+@click.pass_context
+def command(context: click.Context) -> None:
     """Measure on this machine: each benchmark starts its own ranks, and prints a table, or with --json JSON alone."""
+    context.with_resource(stop_signals_raise())
 
 
 command.add_command(collectives)

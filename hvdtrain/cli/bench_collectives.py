@@ -56,7 +56,6 @@ def collectives(
     from hvdtrain.bench.collectives.table import document
     from hvdtrain.bench.hosts import parse_rate
     from hvdtrain.bench.placed import NamespacePlace
-    from hvdtrain.bench.placed.processes import stop_signals_raise
     from hvdtrain.bench.plots import require_matplotlib
     from hvdtrain.errors import LaunchError
 
@@ -69,7 +68,7 @@ def collectives(
     folder = results_folder(output)
     real = where["named"] is not None or where["hostfile"] is not None
     wanted = namespaces or (None if real else max(counts, default=_MOST_HOSTS))
-    with stop_signals_raise(), place_of(**where, namespaces=wanted, ranks_per_host=1) as place:
+    with place_of(**where, namespaces=wanted, ranks_per_host=1) as place:
         if isinstance(place, NamespacePlace):
             place.hosts.shape(bits_per_s)
         available = place.full.num_hosts

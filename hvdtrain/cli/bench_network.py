@@ -88,7 +88,6 @@ def network(
     from hvdtrain.bench.jobs import LARGE_MLP
     from hvdtrain.bench.network.measure import Effort, Grid, measure
     from hvdtrain.bench.network.table import cuts, document
-    from hvdtrain.bench.placed.processes import stop_signals_raise
     from hvdtrain.bench.plots import require_matplotlib
 
     job = job_of(file, overrides, LARGE_MLP)
@@ -96,7 +95,7 @@ def network(
         require_matplotlib()
     folder = results_folder(output)
     chosen = backends_or_all(backends)
-    with stop_signals_raise(), place_of(**where) as place:
+    with place_of(**where) as place:
         if place.full.num_hosts < 2:
             raise LaunchError(f"a network has two hosts at least, and there is {place.full}; name more with -H")
         grid = Grid(

@@ -45,7 +45,6 @@ def scaling(
     from hvdtrain.bench.hosts import parse_rate
     from hvdtrain.bench.jobs import LARGE_MLP
     from hvdtrain.bench.placed import NamespacePlace
-    from hvdtrain.bench.placed.processes import stop_signals_raise
     from hvdtrain.bench.plots import require_matplotlib
     from hvdtrain.bench.scaling.measure import measure, spreads_of
     from hvdtrain.bench.scaling.table import document
@@ -56,7 +55,7 @@ def scaling(
         require_matplotlib()
     folder = results_folder(output)
     chosen = backends_or_all(backends)
-    with stop_signals_raise(), place_of(**where, local=True) as place:
+    with place_of(**where, local=True) as place:
         if isinstance(place, NamespacePlace):
             place.hosts.shape(None if bandwidth is None else parse_rate(bandwidth))
         elif bandwidth is not None:

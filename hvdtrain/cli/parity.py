@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from hvdtrain.bench.stop_signals import stop_signals_raise
 from hvdtrain.errors import EXIT_DONE, EXIT_FAILED
 
 
@@ -66,7 +67,8 @@ def command(
     from hvdtrain.metrics.plain_json import to_json
     from hvdtrain.parity import certificate as writing
 
-    runs = [make_run(plan, file, steps=steps, num_ranks=num_ranks, limit_s=limit_s) for plan in plans]
+    with stop_signals_raise():
+        runs = [make_run(plan, file, steps=steps, num_ranks=num_ranks, limit_s=limit_s) for plan in plans]
     tolerances = writing.Tolerances(tolerance, compressed_tolerance)
     comparisons = [writing.compare(first, second, tolerances) for first, second in writing.pairs(runs)]
     document = writing.certificate(file, config, runs, comparisons, steps=steps, num_ranks=num_ranks)

@@ -15,7 +15,7 @@ from hvdtrain.bench.machine import machine, shown
 from hvdtrain.bench.network.bound import payload_bytes, wire_s
 from hvdtrain.bench.placed import NamespacePlace, Place, Spread
 from hvdtrain.bench.timing import Variant
-from hvdtrain.errors import TrainingFailed
+from hvdtrain.errors import TrainingFailed, UserError
 
 _TARGET = "hvdtrain.bench.timing:rank"
 _START_S = 180.0
@@ -98,8 +98,15 @@ def measure(
         "traces": [...]}, see `_row` and `_completed`.
 
     Raises:
-        TrainingFailed: a run failed.
+        UserError: no backend has any of the compressions.
+        TrainingFailed: a run failed, or its bytes took another interface than the limited one.
     """
+    backends = [backend for backend in grid.backends if grid.variants(backend)]
+    if not backends:
+        raise UserError(f"{', '.join(grid.backends)}: nothing to measure with {', '.join(grid.compressions)}")
+    for backend in grid.backends:
+        if backend not in backends:
+            say(f"{backend} is left out: it has no compression {', '.join(grid.compressions)}")
     run = _Runs(place, job, effort)
     result: dict[str, Any] = {
         "machine": machine(),
@@ -118,12 +125,12 @@ def measure(
     first_host = Spread(place.full.ranks[:1])
     for start in range(effort.starts):
         # Backend after backend in each turn, so that a machine whose speed drifts treats them alike.
-        for backend in grid.backends:
+        for backend in backends:
             say(f"{backend}, one host, start {start + 1} of {effort.starts}")
             run.start(backend, plain, first_host)
             say(f"{backend}, each rank for itself, start {start + 1} of {effort.starts}")
             run.start(backend, plain, place.full, apart=True)
-    for backend in grid.backends:
+    for backend in backends:
         for variant, row in run.rows(backend, plain, first_host):
             one_host[backend, variant.accumulate] = row
         for variant, milliseconds in run.computation(backend, plain):
@@ -132,10 +139,12 @@ def measure(
     for link in grid.links:
         rate = run.prepare(link)
         # The variants of one run are all in memory at once: not more of them than take turns with a reason.
-        for backend, accumulate in itertools.product(grid.backends, grid.accumulates):
+        for backend, accumulate in itertools.product(backends, grid.accumulates):
+            variants = [variant for variant in grid.variants(backend) if variant.accumulate == accumulate]
+            if not variants:
+                continue
             shown_rate = f"{format_rate(rate)}{'' if link.bits_per_s else ' (measured)'}"
             say(f"{backend}, {place.full}, {shown_rate}, accumulate {accumulate}")
-            variants = [variant for variant in grid.variants(backend) if variant.accumulate == accumulate]
             with_traces = accumulate == max(grid.accumulates)
             rows, traces = run.several_hosts(backend, variants, link, with_traces=with_traces)
             for row in rows:
@@ -204,6 +213,7 @@ class _Runs:
         traced = [i for i, variant in enumerate(variants) if variant.compression == "none" and with_traces]
         results = self._run(backend, variants, self._place.full, traced=traced, link=link)
         rows = [self._row(backend, v, results, i, self._place.full) for i, v in enumerate(variants)]
+        _check_limited(link, rows)
         traces = [{"backend": backend, **variants[i].to_dict(), **results[0]["traces"][str(i)]} for i in traced]
         return rows, traces
 
@@ -266,6 +276,16 @@ class _Runs:
             "interfaces": [first["interface"] for first in firsts],
             "threads": results[0]["threads"],
         }
+
+
+def _check_limited(link: Link, rows: list[dict[str, Any]]) -> None:
+    """What was limited must be what the ranks' bytes went through."""
+    used = {interface for row in rows for interface in row["interfaces"]}
+    if link.limit not in (None, "hosts") and used != {link.limit}:
+        raise TrainingFailed(
+            f"interface {link.limit} was limited, and the ranks sent over {', '.join(sorted(used))}: limit that one, "
+            f"or send over {link.limit} with --set network_interface={link.limit}"
+        )
 
 
 def _completed(

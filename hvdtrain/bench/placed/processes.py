@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import subprocess
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 
 from hvdtrain.errors import TrainingFailed
 
@@ -61,21 +58,3 @@ def _wait_until_ended(processes: Sequence[subprocess.Popen[bytes]], until: float
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, until - time.monotonic()))
-
-
-@contextlib.contextmanager
-def stop_signals_raise() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does, so that cleaning up happens."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

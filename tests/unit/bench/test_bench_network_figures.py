@@ -23,7 +23,7 @@ from hvdtrain.bench.scaling.measure import measure as measure_scaling
 from hvdtrain.bench.scaling.table import document as scaling_document
 from hvdtrain.bench.timing import Variant
 from hvdtrain.cli.bench_network import links_of
-from hvdtrain.errors import LaunchError
+from hvdtrain.errors import LaunchError, TrainingFailed, UserError
 
 # ---- rates, counters, limits ----
 
@@ -222,8 +222,28 @@ def test_a_link_that_is_not_limited_is_as_fast_as_its_slowest_host() -> None:
 
 def test_a_real_interface_is_limited_only_where_hosts_talk() -> None:
     place = MadeUpPlace()
-    measure(place, _JOB, Grid(links=[Link(1e9, "eth7")], backends=("ddp",)), Effort())
-    assert place.shapes == [["eth7", 1e9]]
+    measure(place, _JOB, Grid(links=[Link(1e9, "eth0")], backends=("ddp",)), Effort())
+    assert place.shapes == [["eth0", 1e9]]
+
+
+def test_a_table_of_a_limit_that_the_bytes_went_past_is_refused() -> None:
+    grid = Grid(links=[Link(1e9, "eth7")], backends=("ddp",))
+    with pytest.raises(TrainingFailed, match="interface eth7 was limited, and the ranks sent over eth0: limit that"):
+        measure(MadeUpPlace(), _JOB, grid, Effort())
+
+
+def test_a_backend_that_has_none_of_the_compressions_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    result = measure(MadeUpPlace(), _JOB, Grid(links=[Link(1e9)], compressions=("bf16",)), Effort())
+    assert {row["backend"] for row in result["rows"] + result["one_host"]} == {"ddp"}
+    assert "horovod is left out: it has no compression bf16" in capsys.readouterr().err
+    with pytest.raises(UserError, match="horovod: nothing to measure with bf16"):
+        measure(MadeUpPlace(), _JOB, Grid(links=[Link(1e9)], backends=("horovod",), compressions=("bf16",)), Effort())
+
+
+def test_no_row_is_left_without_no_sync_where_nothing_differs() -> None:
+    grid = Grid(links=[Link(1e9)], backends=("ddp",), accumulates=(1, 4), no_sync=(False,))
+    rows = measure(MadeUpPlace(), _JOB, grid, Effort())["rows"]
+    assert {(row["accumulate"], row["no_sync"]) for row in rows} == {(4, False)}
 
 
 def test_a_data_set_of_unknown_length_and_dynamic_batches_leave_dashes() -> None:

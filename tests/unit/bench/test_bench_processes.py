@@ -11,7 +11,8 @@ import time
 
 import pytest
 
-from hvdtrain.bench.placed.processes import stop_signals_raise, wait_for_all
+from hvdtrain.bench.placed.processes import wait_for_all
+from hvdtrain.bench.stop_signals import stop_signals_raise
 from hvdtrain.errors import TrainingFailed
 
 _SLEEP = "import time; time.sleep(60)"
