@@ -51,7 +51,8 @@ if [[ ! -d $data/wav ]]; then
 fi
 if [[ ! -f $data/prepared/test.f16 ]]; then
     echo "== features and CMVN"
-    "$python" "$here/prepare.py" --data "$data" ${cmvn:+--cmvn "$cmvn"}
+    # Sums that were given are used, not written over.
+    "$python" "$here/prepare.py" --data "$data"
 fi
 echo "== training"
 bash "$here/../launch/start.sh" -m hvdtrain train "$config" --output "$output" --set "task_options.data=$data" \

@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,12 +43,14 @@ class Row:
         num_hosts: hosts, and ranks.
         settings: keys of the job file.
         trained: to the end, with every seed; else a few steps, for the speed alone.
+        copies: independent trainings at once, each on a core of its own.
     """
 
     name: str
     num_hosts: int
     settings: tuple[str, ...]
     trained: bool
+    copies: int = 1
 
     @property
     def accumulate(self) -> int:
@@ -58,6 +61,8 @@ class Row:
 ROWS = (
     Row("one-host", 1, (), True),
     Row("two-hosts", 2, ("compression=fp16",), True),
+    # What the two cores cost each other, which two machines would not.
+    Row("one-host-twice", 1, (), False, copies=2),
     Row("two-hosts-fp32", 2, (), False),
     Row("two-hosts-sync-fp32", 2, ("sync_every_microbatch=true",), False),
     Row("two-hosts-horovod", 2, ("backend=horovod", "compression=fp16"), False),
@@ -108,8 +113,12 @@ class Bench:
         """Of an earlier call, or measured now."""
         file = self.output / f"{row.name}-{seed}" / "result.json"
         if not file.is_file():
-            found = self._measure(row, seed, file.parent)
-            file.write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n")
+            # What an interrupted call left is begun anew: bytes and times are those of whole trainings.
+            part = file.parent.with_name(f"{file.parent.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            found = self._measure(row, seed, part)
+            (part / file.name).write_text(json.dumps(dataclasses.asdict(found), indent=2) + "\n")
+            part.rename(file.parent)
             self.num_measured += 1
         return Result(**json.loads(file.read_text()))
 
@@ -117,32 +126,26 @@ class Bench:
         options = [f"task_options.data={self.data}", f"accumulate={row.accumulate}", f"seed={seed}", *row.settings]
         if not row.trained:
             options += [f"max_steps={self.speed_steps}", "task_options.eval_splits=[]", "checkpoint.every_steps=null"]
-        line = [
-            sys.executable,
-            "-m",
-            "hvdtrain",
-            "train",
-            str(self.config),
-            "--resume",
-            "auto",
-            "--output",
-            str(folder),
-        ]
+        line = [sys.executable, "-m", "hvdtrain", "train", str(self.config)]
         line += [part for option in (*self.settings, *options) for part in ("--set", option)]
+        folders = [folder, *(folder / f"copy-{number}" for number in range(1, row.copies))]
         print(f"== {row.name}, seed {seed}", flush=True)
         with contextlib.ExitStack() as stack:
             if row.num_hosts == 1:
                 sent = None
-                self._run([["taskset", "-c", str(self.cpus[0]), *line]])
+                pinned = zip(self.cpus, folders, strict=False)
+                self._run([["taskset", "-c", str(cpu), *line, "--output", str(own)] for cpu, own in pinned])
             else:
                 hosts = stack.enter_context(namespace_hosts(row.num_hosts, self.bits_per_s))
-                sent = self._run_on(hosts, line)
-        summary = json.loads((folder / "summary.json").read_text())
-        if summary["status"] != "done" or not summary["ranks_agree"]:
-            raise UserError(f"{folder}/summary.json: not a training that ended well")
+                sent = self._run_on(hosts, [*line, "--output", str(folder)])
+        summaries = [json.loads((own / "summary.json").read_text()) for own in folders]
+        for own, summary in zip(folders, summaries, strict=True):
+            if summary["status"] != "done" or not summary["ranks_agree"]:
+                raise UserError(f"{own}/summary.json: not a training that ended well")
+        summary = summaries[0]
         listing = self.data / "prepared" / "train.list"
         return Result(
-            summary["samples_per_second"],
+            statistics.mean(each["samples_per_second"] for each in summaries),
             len(listing.read_text(encoding="utf-8").splitlines()),
             summary["steps"],
             summary["epochs"],
@@ -179,7 +182,7 @@ def report(bench: Bench, results: dict[Row, list[Result]], seeds: list[int]) -> 
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row, found in results.items():
         lines.append(_line(row, found, base, bench.bits_per_s))
-    speed_up = statistics.mean(result.utterances_per_s for result in two) / base
+    speed = statistics.mean(result.utterances_per_s for result in two)
     cers = {
         split: [[result.cer[f"cer_{split}"] for result in found] for found in (one, two)] for split in ("dev", "test")
     }
@@ -199,18 +202,24 @@ def report(bench: Bench, results: dict[Row, list[Result]], seeds: list[int]) -> 
         "rate": format_rate(bench.bits_per_s),
         "seeds": ", ".join(map(str, seeds)),
         "speed_steps": bench.speed_steps,
-        "speed_up": f"{speed_up:.2f}",
+        "speed_up": f"{speed / base:.2f}",
         "each": figures,
         "cers": "\n".join(f"- {line}." for line in said),
         "bound_ms": f"{(two[0].bytes_per_step or 0) * 8 / bench.bits_per_s * 1e3:.0f}",
         "per_step": f"{two[0].num_utterances * two[0].epochs / two[0].steps:.0f}",
-        "naive": f"{results[ROWS[-2]][0].utterances_per_s / base:.2f}",
+        "naive": f"{_named(results, 'two-hosts-sync-fp32').utterances_per_s / base:.2f}",
+        "beside": f"{_named(results, 'one-host-twice').utterances_per_s / base:.2f}",
+        "speed_up_beside": f"{speed / _named(results, 'one-host-twice').utterances_per_s:.2f}",
         "step_ms": f"{statistics.mean(result.step_s for result in two) * 1e3:.0f}",
     }
     text = (HERE / "results_template.md").read_text()
     for name, value in values.items():
         text = text.replace("{" + name + "}", str(value))
     return text
+
+
+def _named(results: dict[Row, list[Result]], name: str) -> Result:
+    return next(found[0] for row, found in results.items() if row.name == name)
 
 
 def _line(row: Row, found: list[Result], base: float, bits_per_s: float) -> str:
@@ -220,7 +229,7 @@ def _line(row: Row, found: list[Result], base: float, bits_per_s: float) -> str:
     several = row.num_hosts > 1
     return " | ".join(
         [
-            f"| {row.num_hosts}",
+            f"| {row.num_hosts}" + (f" ({row.copies} jobs at once, the mean)" if row.copies > 1 else ""),
             format_rate(bits_per_s) if several else "none",
             settings.get("backend", "ddp") if several else "ddp",
             str(row.accumulate),

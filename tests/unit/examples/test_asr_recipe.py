@@ -435,6 +435,9 @@ def test_table_from_results_by_hand(data, tmp_path):
     assert "| 2 | 1 Gbit/s | ddp | 4 | on | fp16 | 10.7, 10.7 | 150.0 | 1.88 | 3.50 | 6.00%, 6.00% |" in text
     assert "| 2 | 1 Gbit/s | ddp | 4 | off | none | 40.0 | 40.0 | 0.50 | 7.00 | not trained | not trained |" in text
     assert "train 0.50 times as fast as one" in text
+    assert "| 1 (2 jobs at once, the mean) | none | ddp | 8 |  |  | 40.0 | 40.0 | 0.50 | 7.00 | not trained |" in text
+    assert "a host here trains 0.50 times as fast when" in text
+    assert "Two hosts train 3.75 times as fast as one that shares" in " ".join(text.split())
     assert "train 1.88 times as fast (seed by seed: 1.88, 1.88)" in text
     assert "dev: means 6.00% and 6.00%, apart by 0.00%; one host's seeds spread over 2.00%" in text
     # 10.7 s an epoch of 40 steps; 3.5 MB at 1 Gbit/s.
