@@ -73,11 +73,18 @@ class BestRecord:
         best = self.best_of(steps)
         return not math.isnan(value) and (best is None or self._rule.better(value, self._values[best]))
 
-    def record(self, step: int, metrics: Mapping[str, float] | None, steps: Iterable[int]) -> None:
-        """Note the value of the checkpoint about to be written; `steps` are those that stay beside it."""
+    def record(
+        self, step: int, metrics: Mapping[str, float] | None, steps: Iterable[int], *, replaces: bool = False
+    ) -> None:
+        """Note the value of the checkpoint about to be written.
+
+        Args:
+            steps: those that stay beside it.
+            replaces: it takes the place of another run's checkpoint of this step, whose value it has not.
+        """
         if self._rule is None:
             return
-        kept = set(steps) | {step}
+        kept = set(steps) | (set() if replaces else {step})
         values = {known: value for known, value in self._values.items() if known in kept}
         if metrics is not None:
             value = self._rule.value(metrics)

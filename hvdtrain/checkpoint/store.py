@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from hvdtrain.errors import CheckpointError, UserError
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step-(\d{8,})\.pt")
+# After the name of a checkpoint that is out of the run but may be wanted; nothing of ours touches it again.
+_SET_ASIDE = ".abandoned"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +47,9 @@ class CheckpointStore:
 
     Making one removes the temporary files of dead writers. The folder is made by the first `save`.
 
+    A run that was resumed from before the newest checkpoint abandons the later ones: they do not compete for the best
+    any more, and go when the first one is saved in their place.
+
     Args:
         keep: how many of the newest checkpoints stay, at least 1; None: all of them.
         best: the checkpoint that is best by this rule stays too.
@@ -59,6 +65,8 @@ class CheckpointStore:
         for name in remove_leftovers(self.folder) if self.folder.is_dir() else []:
             logger.info("removed %s, left by a process that died while it saved", self.folder / name)
         self._record = BestRecord(self.folder, best)
+        # The last checkpoint of this run, resumed from or saved; later ones are of an abandoned run. None: unknown.
+        self._last_step: int | None = None
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints in the folder, ascending; damaged ones too."""
@@ -81,14 +89,17 @@ class CheckpointStore:
         return None if step is None else self.path_of(step)
 
     def would_be_best(self, metrics: dict[str, float]) -> bool:
-        """Whether a checkpoint with these metrics would become the best one. False without a rule."""
-        return self._record.would_be_best(metrics, self.steps())
+        """Whether a checkpoint with these metrics would become the best one of this run. False without a rule."""
+        return self._record.would_be_best(metrics, [step for step in self.steps() if not self._is_abandoned(step)])
+
+    def _is_abandoned(self, step: int) -> bool:
+        return self._last_step is not None and step > self._last_step
 
     def save(self, state: dict[str, Any], *, step: int, metrics: dict[str, float] | None = None) -> Path:
         """Write the checkpoint of a step; then, and only then, delete those that need not be kept.
 
         Checkpoints of later steps are deleted too: they are of a run that was resumed from before them, and would
-        otherwise be taken for the newest.
+        otherwise be taken for the newest. If one of them was the best of all, it stays as `step-XXXXXXXX.pt.abandoned`.
 
         Args:
             state: exactly the keys of format 1 (see `document.KEYS`); its progress is of this step.
@@ -102,11 +113,18 @@ class CheckpointStore:
         document = to_document(state, step=step)
         path = self.path_of(step)
         before = self.steps()
-        abandoned = [old for old in before if old > step]
-        stay = [old for old in before if old < step]
-        self._record.record(step, metrics, stay)
-        with atomic_write(path) as file:
+        abandoned = [old for old in before if old > step or self._is_abandoned(old)]
+        stay = [old for old in before if old < step and old not in abandoned]
+        best = self._record.best_of(before)
+        wanted = best if best in abandoned else None
+        self._record.record(step, metrics, stay, replaces=step in abandoned)
+        with self._set_aside(step) if wanted == step else contextlib.nullcontext(), atomic_write(path) as file:
             save_with_checksum(document, file)
+        self._last_step = step
+        if wanted is not None and wanted != step:
+            with self._set_aside(wanted):
+                pass
+        abandoned = [old for old in abandoned if old not in (step, wanted)]
         if abandoned:
             logger.warning(
                 "deleting the checkpoints of steps %s in %s: this run continued from before them",
@@ -119,6 +137,19 @@ class CheckpointStore:
             with contextlib.suppress(FileNotFoundError):
                 self.path_of(old).unlink()
         return path
+
+    @contextlib.contextmanager
+    def _set_aside(self, step: int) -> Iterator[None]:
+        """Give the checkpoint of a step another name; back to its own if the block fails."""
+        path = self.path_of(step)
+        aside = path.with_name(path.name + _SET_ASIDE)
+        path.replace(aside)
+        try:
+            yield
+        except BaseException:
+            aside.replace(path)
+            raise
+        logger.warning("%s was the best until now, but this run continued from before it: kept as %s", path, aside.name)
 
     def find(self, resume: str | Path) -> Found | None:
         """What to resume from.
@@ -135,9 +166,10 @@ class CheckpointStore:
         if str(resume) == "none":
             self._refuse_existing()
             return None
-        if str(resume) == "auto":
-            return self._newest_readable()
-        return self._at_path(Path(resume))
+        found = self._newest_readable() if str(resume) == "auto" else self._at_path(Path(resume))
+        if found is not None and found.path.resolve().parent == self.folder.resolve():
+            self._last_step = found.step
+        return found
 
     def _refuse_existing(self, why: str = "") -> None:
         steps = self.steps()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hvdtrain.checkpoint import BestRule, CheckpointStore, load
-from hvdtrain.errors import CheckpointError, UserError
+from hvdtrain.errors import CheckpointError, TrainingFailed, UserError
 
 
 def weights(path: Path) -> float:
@@ -137,6 +137,76 @@ def test_saving_before_later_checkpoints_deletes_them_once_it_is_complete(tmp_pa
     store.save(make_state(15), step=15)
     assert store.steps() == [10, 15]
     assert store.best() == store.path_of(10)
+    # The best of all is out of the run, and still there.
+    assert "step-00000030.pt was the best until now" in caplog.text
+    assert [path.name for path in tmp_path.glob("*.abandoned")] == ["step-00000030.pt.abandoned"]
+    assert weights(tmp_path / "step-00000030.pt.abandoned") == 30.0
+
+
+def abandon(folder, make_state):
+    """Checkpoints of steps 400 (0.90) and 800 (0.95), of which a run goes on from 400."""
+    rule = BestRule("accuracy")
+    before = CheckpointStore(folder, keep=1, best=rule)
+    for step, accuracy in ((400, 0.9), (800, 0.95)):
+        before.save(make_state(step), step=step, metrics={"accuracy": accuracy})
+    # As keep: 3 would have it.
+    CheckpointStore(folder / "other").save(make_state(400), step=400)
+    (folder / "other" / "step-00000400.pt").rename(before.path_of(400))
+    (folder / "best.json").write_text(
+        json.dumps({"metric": "accuracy", "mode": "max", "best": 800, "values": {"400": 0.9, "800": 0.95}})
+    )
+    store = CheckpointStore(folder, keep=1, best=rule)
+    assert store.steps() == [400, 800]
+    assert store.find(store.path_of(400)).step == 400
+    return store
+
+
+def test_checkpoints_of_an_abandoned_run_do_not_compete_for_the_best(tmp_path, make_state):
+    store = abandon(tmp_path, make_state)
+    assert store.best() == store.path_of(800)
+    assert not store.would_be_best({"accuracy": 0.9})
+    assert store.would_be_best({"accuracy": 0.94})
+    store.save(make_state(600), step=600, metrics={"accuracy": 0.94})
+    store.save(make_state(1000), step=1000, metrics={"accuracy": 0.93})
+    assert store.steps() == [600, 1000]
+    assert store.best() == store.path_of(600)
+    assert weights(tmp_path / "step-00000800.pt.abandoned") == 800.0
+    assert CheckpointStore(tmp_path, keep=1, best=BestRule("accuracy")).find("auto").step == 1000
+
+
+@pytest.mark.parametrize(("metrics", "best"), [({"accuracy": 0.91}, 800), (None, 400)])
+def test_a_checkpoint_in_the_place_of_an_abandoned_one_has_its_own_value(tmp_path, make_state, metrics, best):
+    store = abandon(tmp_path, make_state)
+    assert store.would_be_best({"accuracy": 0.91})
+    with pytest.raises(CheckpointError):
+        store.save(make_state(800, rng=object()), step=800)
+    assert not list(tmp_path.glob("*.abandoned"))
+    new = make_state(800)
+    new["model"]["weight"] = torch.full((2, 3), -1.0)
+    store.save(new, step=800, metrics=metrics)
+    assert (store.steps(), store.best()) == (sorted({best, 800}), store.path_of(best))
+    assert weights(store.path_of(800)) == -1.0
+    assert weights(tmp_path / "step-00000800.pt.abandoned") == 800.0
+    assert CheckpointStore(tmp_path, keep=1, best=BestRule("accuracy")).best() == store.path_of(best)
+    # Saved once more, with its evaluation: it competes with itself as little as it replaces itself.
+    assert store.would_be_best({"accuracy": 0.92})
+    store.save(new, step=800, metrics={"accuracy": 0.92})
+    assert len(list(tmp_path.glob("*.abandoned"))) == 1
+    assert not store.would_be_best({"accuracy": 0.92})
+
+
+def test_a_write_that_fails_leaves_the_abandoned_ones_in_place(tmp_path, make_state, monkeypatch):
+    store = abandon(tmp_path, make_state)
+
+    def full(document, file):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hvdtrain.checkpoint.store.save_with_checksum", full)
+    for step in (600, 800):
+        with pytest.raises(TrainingFailed, match="No space left"):
+            store.save(make_state(step), step=step)
+        assert store.steps() == [400, 800]
+        assert weights(store.path_of(800)) == 800.0
 
 
 def test_the_same_step_again_replaces_the_file(tmp_path, make_state):
