@@ -52,6 +52,8 @@ for rank in range(2):
     )
     ranks.append(subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=environ))
 statuses = [rank.wait() for rank in ranks]
+if any(statuses):
+    print(f"the two ranks ended with the statuses {statuses}", file=sys.stderr, flush=True)
 sys.stdout.flush()
 os._exit(0 if statuses == [0, 0] else 1)
 """
