@@ -61,6 +61,8 @@ class Engine:
         self._cache: dict[int, tuple[int, str, list[Any]]] = {}
         self._jobs: queue.SimpleQueue[Job | Callable[[], None] | None] = queue.SimpleQueue()
         self._closing = False
+        # This rank's, once a tensor on it, or a rank that joins, has told.
+        self._cuda_device: torch.device | None = None
         self._closed = threading.Event()
         self._peers_closed = threading.Event()
 
@@ -103,6 +105,7 @@ class Engine:
         """
         key = (entry.set_id, entry.name)
         if entry.inputs and entry.inputs[0].is_cuda:
+            self._cuda_device = entry.inputs[0].device
             entry.ready_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             entry.ready_event.record(torch.cuda.current_stream(entry.inputs[0].device))
         with self._lock:
@@ -128,6 +131,8 @@ class Engine:
             HorovodInternalError: a rank was lost or has shut down.
         """
         entry = Entry(Kind.BARRIER, "join", 0, [])
+        if self._cuda_device is None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._cuda_device = torch.device("cuda", torch.cuda.current_device())
         with self._lock:
             if self.broken is not None:
                 raise HorovodInternalError(f"join: {self.broken}")
@@ -436,6 +441,10 @@ class Engine:
             job = self._jobs.get()
             if job is None:
                 return
+            if self._cuda_device is not None:
+                # Every thread has a current device of its own, the first one unless told otherwise; zeros for a rank
+                # that has joined and buckets are made on it.
+                torch.cuda.set_device(self._cuda_device)
             if not isinstance(job, Job):
                 job()
                 continue

@@ -231,6 +231,32 @@ def test_join_supplies_zeros_and_tells_who_came_last(two):
     assert two.run(work) == [([], 1), ([[2.0] * 5] * 3 + [40000.0], 1)]
 
 
+def test_the_thread_that_computes_uses_the_device_of_a_rank_that_joins(ours):
+    """Without a GPU: the questions to CUDA are answered here. Each thread has a current device of its own."""
+
+    def work(backend):
+        import threading
+
+        import torch
+
+        hvd, used = backend._hvd, []
+        kept = {name: getattr(torch.cuda, name) for name in ("is_initialized", "current_device", "set_device")}
+        torch.cuda.is_initialized = lambda: True
+        torch.cuda.current_device = lambda: 2 + hvd.rank()
+        torch.cuda.set_device = lambda device: used.append((threading.current_thread().name, str(device)))
+        try:
+            if hvd.rank() == 0:
+                hvd.allreduce(torch.ones(200_000), name="before join")
+            hvd.join()
+        finally:
+            for name, value in kept.items():
+                setattr(torch.cuda, name, value)
+            hvd.basics.engine()._cuda_device = None
+        return sorted(set(used))
+
+    assert ours.run(work)[1] == [("hvd-data", "cuda:3")]
+
+
 def test_unnamed_operations_match_again_after_join(ours3):
     def work(backend):
         hvd = backend._hvd
