@@ -96,3 +96,15 @@ def test_an_old_python_is_an_error(tmp_path):
 def test_the_chosen_python_comes_first():
     done = _bash('find_python\necho "$PYTHON"\n', PYTHON=sys.executable)
     assert (done.returncode, done.stdout) == (0, f"{sys.executable}\n")
+
+
+def test_a_fresh_machine_gets_all_that_builds_horovod(tmp_path):
+    """The list that tests/run.sh and .ci/cluster share. The Python that is there lacks its headers."""
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    (tmp_path / "python3").symlink_to("/bin/false")
+    script = '. .setup/programs.sh\nPYTHON=python3\nneed() { missing+=("$2"); }\nneed_for_tests\necho ${missing[*]}\n'
+    done = _bash(script, PATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert {"g++", "make", "cmake", "libopenmpi-dev", "openmpi-bin", "python3-dev"} <= set(done.stdout.split())
+    for script in ("tests/run.sh", ".ci/cluster"):
+        assert "\nneed_for_tests\n" in (TOP / script).read_text()
