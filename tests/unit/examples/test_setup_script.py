@@ -102,7 +102,7 @@ def test_a_fresh_machine_gets_all_that_builds_horovod(tmp_path):
     """The list that tests/run.sh and .ci/cluster share. The Python that is there lacks its headers."""
     (tmp_path / "bash").symlink_to("/bin/bash")
     (tmp_path / "python3").symlink_to("/bin/false")
-    script = '. .setup/programs.sh\nPYTHON=python3\nneed() { missing+=("$2"); }\nneed_for_tests\necho ${missing[*]}\n'
+    script = ". .setup/programs.sh\nPYTHON=python3\nneed_for_tests\necho ${missing[*]}\n"
     done = _bash(script, PATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert {"g++", "make", "cmake", "libopenmpi-dev", "openmpi-bin", "python3-dev"} <= set(done.stdout.split())
