@@ -26,6 +26,7 @@ import click
 from hvdtrain.bench.hosts import NamespaceHosts, format_rate, namespace_hosts, parse_rate
 from hvdtrain.bench.machine import machine, machine_text
 from hvdtrain.bench.placed.processes import wait_for_all
+from hvdtrain.bench.stop_signals import stop_signals_raise
 from hvdtrain.errors import HvdtrainError, UserError
 from hvdtrain.launch.host import usable_cpus
 
@@ -273,13 +274,14 @@ def main(
         bench = Bench(data, output, config, parse_rate(bandwidth), speed_steps, settings)
         found: dict[Row, list[Result]] = {row: [] for row in ROWS}
         # One host and two in turns: what changes on the machine in the course of it meets both.
-        for seed in numbers:
-            for row in ROWS:
-                if (row.trained or seed == 1) and (not rows or row.name in rows):
-                    found[row].append(bench.result(row, seed))
-                if max_runs is not None and bench.num_measured >= max_runs:
-                    print("stopped after --max_runs; the same line goes on")
-                    return
+        with stop_signals_raise():
+            for seed in numbers:
+                for row in ROWS:
+                    if (row.trained or seed == 1) and (not rows or row.name in rows):
+                        found[row].append(bench.result(row, seed))
+                    if max_runs is not None and bench.num_measured >= max_runs:
+                        print("stopped after --max_runs; the same line goes on")
+                        return
         if rows:
             return
         results.write_text(report(bench, found, numbers))
