@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,25 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def times(result: dict[str, Any], path: Path) -> Path:
-    """Bars: time per epoch (per step, where the data do not tell an epoch), one panel per link and accumulate."""
-    panels = list(dict.fromkeys((row["accumulate"], row["bits_per_s"]) for row in result["rows"]))
+    """Bars: time per epoch (per step, where the data do not tell an epoch), a row per accumulate, a column per link."""
+    accumulates = list(dict.fromkeys(row["accumulate"] for row in result["rows"]))
+    links = list(dict.fromkeys(row["bits_per_s"] for row in result["rows"]))
     by_epoch = all(row["epoch_s"] is not None for row in result["rows"])
 
     def value(row: dict[str, Any]) -> float:
         return float(row["epoch_s"] if by_epoch else row["step_ms"])
 
-    labels = list(dict.fromkeys(_label(row) for row in result["rows"]))
+    # What differs within a step of one microbatch is less than in one of several: each row has its own bars.
+    labels_of = {
+        accumulate: list(dict.fromkeys(_label(row) for row in result["rows"] if row["accumulate"] == accumulate))
+        for accumulate in accumulates
+    }
+    most = max(map(len, labels_of.values()))
     backends = list(dict.fromkeys(row["backend"] for row in result["rows"]))
-    figure, axes = new_figure(1, len(panels), width=max(4.0, 1.1 * len(labels) + 1) * len(panels), height=4.4)
-    for axis, (accumulate, bits_per_s) in zip(axes.flat, panels, strict=True):
+    size = {"width": max(4.0, 1.1 * most + 1) * len(links), "height": 4.4 * len(accumulates)}
+    figure, axes = new_figure(len(accumulates), len(links), **size)
+    for axis, (accumulate, bits_per_s) in zip(axes.flat, itertools.product(accumulates, links), strict=True):
+        labels = labels_of[accumulate]
         for number, backend in enumerate(backends):
             rows = {
                 _label(row): row
