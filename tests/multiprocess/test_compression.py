@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -113,19 +114,22 @@ def test_fp16_with_accumulation_and_a_rank_without_data(pool2):
     assert pool2.run(work) == [30000.0] * 2
 
 
-def trained(backend, compression, steps):
+def trained(backend, compression, steps, widths=(16, 32), bucket_mb=None):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 1))
-    replica = backend.wrap(model, torch.optim.SGD(model.parameters(), lr=0.05), compression)
+    hidden = [layer for size in itertools.pairwise(widths) for layer in (nn.Linear(*size), nn.Tanh())]
+    model = nn.Sequential(*hidden, nn.Linear(widths[-1], 1))
+    options = {} if bucket_mb is None else {"bucket_mb": bucket_mb}
+    replica = backend.wrap(model, torch.optim.SGD(model.parameters(), lr=0.05), compression, **options)
     replica.broadcast_state()
     for step in range(steps):
-        x = torch.randn(8, 16, generator=torch.Generator().manual_seed(2 * step + backend.world.rank))
+        x = torch.randn(8, widths[0], generator=torch.Generator().manual_seed(2 * step + backend.world.rank))
         with replica.microbatch(0, 1):
             (replica.model(x) - x[:, :1]).square().mean().backward()
         replica.finish_gradients()
         replica.step()
         replica.optimizer.zero_grad()
-    loss = (model(torch.eye(16)) - torch.eye(16)[:, :1]).square().mean().item()
+    eye = torch.eye(widths[0])
+    loss = (model(eye) - eye[:, :1]).square().mean().item()
     weights = nn.utils.parameters_to_vector(model.parameters()).detach()
     replica.close()
     return loss, weights
@@ -144,24 +148,7 @@ def test_training_is_close_to_uncompressed(pool2, compression, tolerance):
 def test_powersgd_of_many_buckets_is_the_same_on_all_ranks(pools):
     """Its sums over gloo once met those of other buckets: the process aborted, or the ranks went apart."""
 
-    def work(backend):
-        torch.manual_seed(0)
-        layers = [layer for width in range(9, 33) for layer in (nn.Linear(width - 1, width), nn.Tanh())]
-        model = nn.Sequential(*layers, nn.Linear(32, 1))
-        replica = backend.wrap(model, torch.optim.SGD(model.parameters(), lr=0.05), "powersgd", bucket_mb=0.001)
-        replica.broadcast_state()
-        for step in range(60):
-            x = torch.randn(8, 8, generator=torch.Generator().manual_seed(2 * step + backend.world.rank))
-            with replica.microbatch(0, 1):
-                (replica.model(x) - x[:, :1]).square().mean().backward()
-            replica.finish_gradients()
-            replica.step()
-            replica.optimizer.zero_grad()
-        weights = nn.utils.parameters_to_vector(model.parameters()).detach()
-        replica.close()
-        return weights
-
-    first, second = pools("ddp", 2).run(work)
+    (_, first), (_, second) = pools("ddp", 2).run(trained, "powersgd", 60, range(8, 33), 0.001)
     assert bool(torch.isfinite(first).all())
     assert torch.equal(first, second)
 

@@ -35,6 +35,11 @@ class Link:
     bits_per_s: float | None
     limit: str | None = None
 
+    @property
+    def interface(self) -> str | None:
+        """The interface of real hosts that is limited; None where none is."""
+        return None if self.limit == "hosts" else self.limit
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
@@ -229,7 +234,6 @@ class _Runs:
         rounds: int | None = None,
     ) -> list[Any]:
         effort = self._effort
-        limited = link is not None and link.limit not in (None, "hosts")
         arguments = {
             "backend": backend,
             "job": self._job,
@@ -238,7 +242,7 @@ class _Runs:
             "block_s": effort.block_s,
             "traced": list(traced),
             "trace_s": effort.trace_s,
-            "shape": [link.limit, link.bits_per_s] if limited and link is not None else None,
+            "shape": [link.interface, link.bits_per_s] if link is not None and link.interface is not None else None,
         }
         # A block has two steps at least, however long they take; three minutes are enough for slow starts.
         limit_s = _START_S + len(variants) * (effort.rounds + 3) * max(10 * effort.block_s, 60.0)
@@ -281,10 +285,10 @@ class _Runs:
 def _check_limited(link: Link, rows: list[dict[str, Any]]) -> None:
     """What was limited must be what the ranks' bytes went through."""
     used = {interface for row in rows for interface in row["interfaces"]}
-    if link.limit not in (None, "hosts") and used != {link.limit}:
+    if link.interface is not None and used != {link.interface}:
         raise TrainingFailed(
-            f"interface {link.limit} was limited, and the ranks sent over {', '.join(sorted(used))}: limit that one, "
-            f"or send over {link.limit} with --set network_interface={link.limit}"
+            f"interface {link.interface} was limited, and the ranks sent over {', '.join(sorted(used))}: limit that "
+            f"one, or send over {link.interface} with --set network_interface={link.interface}"
         )
 
 
